@@ -251,8 +251,8 @@ def test_tiles_of_warpgroups(k, epilogue, turned, rng):
     ],
 )
 def test_shared_cuts(sizes, batch, turned, epilogue, rng):
-    """Blocks take runs of cuts, or those of a cluster the cuts of one tile, and hand sums on: the
-    bits of others."""
+    """Blocks take runs of cuts, or those of a cluster the cuts of one tile, and hand sums on; or
+    they share tiles of operands: the bits of others."""
     processors = _core.cuda_info()["devices"][0]["multiprocessors"]
     m, n, k = sizes if processors > 100 else (120, 392, 5000)
     g, feed = aicf.Graph("product"), {}
@@ -271,7 +271,11 @@ def test_shared_cuts(sizes, batch, turned, epilogue, rng):
     for i, value in enumerate(epilogue(given, y) if epilogue else (y,)):
         g.output(f"y{i}", value)
     ((signature, names),) = known(g, processors=processors).items()
-    shared = [name for name in names if name.endswith("_runs") or "_cluster_" in name]
+    shared = [
+        name
+        for name in names
+        if re.search(r"_runs$|_cluster_|_\dby\d$|x96|x160|_64x64_pair$", name)
+    ]
     assert shared, names
     want = g.compile(device="cuda", candidates={signature: "128x128"})(**feed)
     for name in shared:

@@ -437,7 +437,7 @@ def test_nothing_is_serialized_or_spilled(sizes, dtype, layout, epilogue):
     for name, program in programs.items():
         log = _core.cuda_log(program, "sm_90a")
         used = int(re.search(r"Used (\d+) registers", log)[1])
-        if name.startswith("wgmma_64x64"):
+        if name.startswith("wgmma_64x64") and not name.endswith("_pair"):
             assert used <= 128, (name, log)  # two blocks share a processor
         elif name.startswith("wgmma_128x"):  # of 65536, before roles share them anew
             assert used == WARP_ROLE_REGISTERS.get(name.removesuffix("_pair"), 168), (name, log)

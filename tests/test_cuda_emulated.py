@@ -178,6 +178,45 @@ def test_a_cluster_shares_cuts(folder, order):
     assert done.stdout.split() == ["4", "True"], done.stderr
 
 
+SHARED = """
+import re
+import sys
+
+import aicf
+import numpy as np
+from aicf import _core
+
+rng = np.random.default_rng(0)
+found = []
+for (m, n, k), turned in (((136, 392, 840), True), ((136, 328, 776), False)):
+    a = rng.standard_normal((k, m) if turned else (m, k)).astype(np.float16)
+    b = rng.standard_normal((n, k) if turned else (k, n)).astype(np.float16)
+    g = aicf.Graph("product")
+    x, y = g.input("a", a.shape, "float16"), g.input("b", b.shape, "float16")
+    g.output("y", aicf.matmul(x.T, y.T) if turned else aicf.relu(aicf.matmul(x, y)))
+    want = g.compile(device="cpu", math="fp16", tensor_cores="sm_90")(a=a, b=b)["y"].numpy()
+    ((signature, names),) = _core.cuda_candidates(g._core, _core.pass_names()).items()
+    tiles = [name for name in names if re.search(r"x96|x160|by\\d|64x64_pair", name)]
+    for name in tiles[(int(sys.argv[1]) + turned) % 2 :: 2]:
+        step = g.compile(device="cuda", candidates={signature: name})
+        if step(a=a, b=b)["y"].numpy().tobytes() != want.tobytes():
+            print(name, turned)
+        found.append(name)
+print(len(found))
+"""
+
+
+@pytest.mark.parametrize("order", [7, 150])
+def test_a_cluster_shares_operands(folder, order):
+    """A tile is brought once for all blocks that read it, and not before each has room; half of the
+    tiles in each order."""
+    environment = emulate.environment(folder, major=9, processors=8, order=order)
+    done = subprocess.run(
+        [sys.executable, "-c", SHARED, str(order)], env=environment, text=True, capture_output=True
+    )
+    assert done.stdout.split() == ["6"], done.stdout + done.stderr
+
+
 READINGS = """
 import aicf
 import numpy as np

@@ -55,6 +55,7 @@ struct Map {
     u64 sizes[3], steps[2];
     u32 box[3], size;
     bool rounds;  // f32 to tf32
+    u32 line;     // bytes of one that is permuted
 };
 
 }  // namespace emulated

@@ -22,7 +22,9 @@ inline char* cluster_at(u32 address) {
     return rank ? self().cluster[rank - 1] + (address & 0xffffff) : shared_at(address);
 }
 inline void barrier_cluster_arrive_release_aligned() {}
+inline void barrier_cluster_arrive_relaxed_aligned() {}
 inline void barrier_cluster_wait_acquire_aligned() { emulated_api.cluster_barrier(); }
+inline void barrier_cluster_wait_aligned() { emulated_api.cluster_barrier(); }
 inline void bar_arrive(u32 id, u32 threads) { emulated_api.barrier(id, threads, false); }
 inline void setp_ne_b32(bool& to, u32 a, u32 b) { to = a != b; }
 inline void setp_ne_u32(bool& to, u32 a, u32 b) { to = a != b; }
@@ -63,6 +65,7 @@ inline void mbarrier_arrive_shared__cta_b64(Nothing, u32 barrier) { phases_at(ba
 inline void mbarrier_arrive_shared__cluster_b64(Nothing, u32 barrier) {
     phases_at(barrier).arrive(0);
 }
+inline void elect_sync(Nothing, bool& one, u32) { one = lane() == 0; }
 inline void selp_u32(u32& to, u32 a, u32 b, bool first) { to = first ? a : b; }
 inline void mbarrier_test_wait_parity_shared__cta_b64(bool& done, u32 barrier, u32 parity) {
     done = *reinterpret_cast<const volatile u32*>(shared_at(barrier)) >> 31 != parity;
@@ -90,8 +93,11 @@ inline void st_async_shared__cluster_mbarrier__complete_tx__bytes_v4_f32(u32 to,
 
 // ---- copies -------------------------------------------------------------------------------------
 
-/// Where a byte of a tile of 128-byte lines lies: cells of 16 bytes change places within 8 lines.
-inline u32 permuted(u32 address) { return address ^ (address >> 7 & 7) << 4; }
+/// Where a byte of a tile of lines of 128 or 64 bytes lies: cells of 16 bytes change places within
+/// 8 lines.
+inline u32 permuted(u32 address, u32 line) {
+    return address ^ (address >> 7 & (line / 16 - 1)) << 4;
+}
 
 inline void copy_box(char* to, u32 address, const void* described, int x, int y, int z) {
     const auto& map = *static_cast<const Map*>(described);
@@ -103,7 +109,7 @@ inline void copy_box(char* to, u32 address, const void* described, int x, int y,
             const bool there = column >= 0 && column < static_cast<long long>(map.sizes[0]) &&
                                of >= 0 && of < static_cast<long long>(map.sizes[1]) && z >= 0 &&
                                z < static_cast<long long>(map.sizes[2]);
-            char* const at = to + permuted(address + row * line + i * map.size);
+            char* const at = to + permuted(address + row * line + i * map.size, map.line);
             if (there)
                 __builtin_memcpy(at,
                                  map.from + static_cast<u64>(z) * map.steps[1] +
@@ -230,9 +236,9 @@ inline void wgmma_wait_group_sync_aligned(int newest) {
     __syncwarp();
 }
 
-/// A tile as its descriptor says: lines of 128 bytes along k, or along the rows (`across`).
+/// A tile as its descriptor says: lines of 128 or 64 bytes along k, or along the rows (`across`).
 struct Tile {
-    u32 begin, leading, eight;
+    u32 begin, leading, eight, line;
     bool across;
     u32 size;  // of an element
 
@@ -240,14 +246,15 @@ struct Tile {
         : begin((descriptor & 0x3fff) << 4),
           leading((descriptor >> 16 & 0x3fff) << 4),
           eight((descriptor >> 32 & 0x3fff) << 4),
+          line(descriptor >> 62 == 2 ? 64 : 128),
           across(turned),
           size(bytes) {}
     const char* at(u32 row, u32 k) const {
-        const u32 per = 128 / size;
+        const u32 per = line / size;
         const u32 offset =
-            across ? row / per * leading + row % per * size + k / 8 * eight + k % 8 * 128
-                   : row / 8 * eight + row % 8 * 128 + k * size;
-        return self().shared + permuted(begin + offset);
+            across ? row / per * leading + row % per * size + k / 8 * eight + k % 8 * line
+                   : row / 8 * eight + row % 8 * line + k * size;
+        return self().shared + permuted(begin + offset, line);
     }
     /// The 8 words that a row has of 32 bytes along k.
     void row_of(u32 row, u32 (&words)[8]) const {

@@ -78,8 +78,9 @@ std::vector<std::string> operands_of(const std::string& text,
         }
     }
     std::vector<std::string> operands;
-    for (const std::string& one : split(list, ','))
-        operands.push_back(trimmed(one) == "_" ? "ptx::nothing" : trimmed(one));
+    for (const std::string& some : split(list, ','))
+        for (const std::string& one : split(some, '|'))  // a result and whether it is there
+            operands.push_back(trimmed(one) == "_" ? "ptx::nothing" : trimmed(one));
     return operands;
 }
 

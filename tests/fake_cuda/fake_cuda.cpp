@@ -584,8 +584,8 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, voi
 CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank,
                                 void* at, const cuuint64_t* sizes, const cuuint64_t* steps,
                                 const cuuint32_t* box, const cuuint32_t* each,
-                                CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion,
-                                CUtensorMapFloatOOBfill) {
+                                CUtensorMapInterleave, CUtensorMapSwizzle swizzle,
+                                CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
     MAY_FAIL;
     const auto from = reinterpret_cast<uintptr_t>(at);
     const bool rounds = type == CU_TENSOR_MAP_DATA_TYPE_TFLOAT32;
@@ -599,11 +599,18 @@ CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuui
             return CUDA_ERROR_INVALID_VALUE;
         if (d > 0) end += (sizes[d] - 1) * steps[d - 1];
     }
-    if (size * box[0] > 128) return CUDA_ERROR_INVALID_VALUE;  // a line of the widest permutation
+    const unsigned line = swizzle == CU_TENSOR_MAP_SWIZZLE_128B  ? 128
+                          : swizzle == CU_TENSOR_MAP_SWIZZLE_64B ? 64
+                                                                 : 0;
+    if (line == 0 || size * box[0] > line) return CUDA_ERROR_INVALID_VALUE;
     if (!alive(from, end - from)) broken("a tensor map of memory that is not alive");
-    const emulated::Map described{static_cast<const char*>(at), {sizes[0], sizes[1], sizes[2]},
-                                  {steps[0], steps[1]},         {box[0], box[1], box[2]},
-                                  static_cast<unsigned>(size),  rounds};
+    const emulated::Map described{static_cast<const char*>(at),
+                                  {sizes[0], sizes[1], sizes[2]},
+                                  {steps[0], steps[1]},
+                                  {box[0], box[1], box[2]},
+                                  static_cast<unsigned>(size),
+                                  rounds,
+                                  line};
     std::memset(map, 0xa5, sizeof *map);
     std::memcpy(map, &described, sizeof described);
     return CUDA_SUCCESS;

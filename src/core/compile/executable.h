@@ -8,7 +8,7 @@
 
 namespace aicf {
 
-constexpr uint32_t kFileFormat = 5;  // how the file is laid out
+constexpr uint32_t kFileFormat = 6;  // how the file is laid out
 /// What ops mean, how their sums are ordered and what an argument block holds: a plan of another
 /// one might run, and give other numbers.
 constexpr uint32_t kContract = 8;

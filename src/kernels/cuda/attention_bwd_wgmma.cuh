@@ -167,7 +167,7 @@ __device__ __forceinline__ void attention_dq_wgmma(const Grid& grid, E* dq, cons
     };
     if (warp < 4) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Layout::producer_registers));
-        if (threadIdx.x == 0) {
+        if (leads_copies(threadIdx.x / 32)) {
             for (uint32_t round = 0;; round++) {
                 const Place place(grid, round);
                 if (!place.there) break;
@@ -437,7 +437,7 @@ __device__ __forceinline__ void attention_dkv_wgmma(const Grid& grid, E* dk, E* 
     const auto numbers = [&](int s) { return room + Room::numbers + s * Room::number_bytes; };
     if (warp < 4) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Layout::producer_registers));
-        if (threadIdx.x == 0) {
+        if (leads_copies(threadIdx.x / 32)) {
             for (uint32_t round = 0;; round++) {
                 const Place place(grid, round);
                 if (!place.there) break;

@@ -325,7 +325,7 @@ __device__ __forceinline__ void attention_wgmma(const Grid& grid, E* o, float* m
     };
     if (warp < 4) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Layout::producer_registers));
-        if (threadIdx.x == 0) {
+        if (leads_copies(threadIdx.x / 32)) {
             const auto copy = [&](uint32_t to, const char* map, int lot, int x, int y, int z,
                                   uint32_t barrier) {
 #pragma unroll

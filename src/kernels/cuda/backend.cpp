@@ -57,7 +57,7 @@ void encode(const TensorMap& map, const ArgBlock& args, char* to) {
     const auto wide = [](int64_t x) { return static_cast<cuuint64_t>(x); };
     const cuuint64_t sizes[] = {wide(map.inner), wide(map.outer), wide(map.batches)};
     const cuuint64_t steps[] = {wide(map.outer_step) * size, wide(map.batch_step) * size};
-    const cuuint32_t line = static_cast<cuuint32_t>(128 / size);
+    const cuuint32_t line = static_cast<cuuint32_t>(map.line) / static_cast<cuuint32_t>(size);
     const cuuint32_t box[] = {line, static_cast<cuuint32_t>(map.box), 1}, each[] = {1, 1, 1};
     CUtensorMap encoded;
     AICF_CU(driver(), cuTensorMapEncodeTiled, &encoded,
@@ -65,8 +65,8 @@ void encode(const TensorMap& map, const ArgBlock& args, char* to) {
             : map.dtype == DType::f16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
                                       : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
             3, const_cast<void*>(from), sizes, steps, box, each, CU_TENSOR_MAP_INTERLEAVE_NONE,
-            CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-            CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+            map.line == 64 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B,
+            CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     std::memcpy(to, &encoded, sizeof encoded);
 }
 

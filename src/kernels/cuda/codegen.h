@@ -14,8 +14,8 @@
 namespace aicf::cuda {
 
 /// A tensor map that a kernel finds in the tail of its argument block: an input, or what lies in
-/// its workspace, as lines of inner elements, outer of them in each of some batches, copied 128
-/// bytes by box elements at a time, permuted within 8 lines of 128 bytes.
+/// its workspace, as lines of inner elements, outer of them in each of some batches, copied `line`
+/// bytes by box elements at a time, permuted within 8 lines of 128 bytes, or of 64.
 struct TensorMap {
     static constexpr int workspace = -1;  // as the input
     int input;
@@ -23,6 +23,7 @@ struct TensorMap {
     int64_t inner, outer, batches, outer_step, batch_step;  // steps in elements
     int box;
     uint64_t from = 0;  // byte of the workspace where it begins
+    int line = 128;
 };
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -310,15 +311,17 @@ std::string rounded_type(const std::string& math, DType dtype);
 std::vector<std::array<int, 3>> gemm_tiles(int64_t size);
 std::vector<std::array<int, 3>> roles_tiles();
 /// What wgmma.cuh wants of an operand of a product: where the copy engine can read it, its map for
-/// boxes of `box` rows. `k_axis`: which of its last two axes is k.
+/// tiles of `rows` that `shares` blocks bring in equal parts. `k_axis`: which of its last two axes
+/// is k.
 struct MappedOperand {
     TensorMap map;
     bool along_k, batched;
 };
-std::optional<MappedOperand> mapped_operand(const LoweredOp& op, int input, int k_axis, int box);
+std::optional<MappedOperand> mapped_operand(const LoweredOp& op, int input, int k_axis, int rows,
+                                            int shares = 1);
 /// What a kernel of wgmma.cuh is written for, as its Layout says there; and the struct.
 struct WgmmaLayout {
-    int rows, columns, depth, stages, pair;
+    int rows, columns, depth, stages, pair, wide;
     int64_t parts, adders, round;
     bool holds, own, words, a_along_k, b_along_k, a_batched, b_batched;
     int writers = 0;          // warpgroups of wgmma_writers.cuh

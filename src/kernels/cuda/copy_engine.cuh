@@ -69,6 +69,23 @@ __device__ __forceinline__ void arrive_at(uint32_t barrier, uint32_t rank) {
             "r"(rank)
             : "memory");
 }
+/// Whether this lane is the one that acts for a whole warp. Of a branch on it the assembler knows
+/// that a single lane takes it; in any other it goes around for each lane at every copy that is
+/// asked for, which costs more than a small stage's products.
+__device__ __forceinline__ bool elected() {
+    uint32_t yes;
+    asm volatile(
+        "{\n.reg .pred one;\n"
+        "elect.sync _|one, 0xffffffff;\n"
+        "selp.u32 %0, 1, 0, one;\n}"
+        : "=r"(yes));
+    return yes;
+}
+/// Whether this thread asks for a block's copies, one of the first warp, all of whose lanes are
+/// here.
+__device__ __forceinline__ bool leads_copies(int warp) {
+    return __shfl_sync(~0u, warp, 0) == 0 && elected();
+}
 __device__ __forceinline__ uint32_t cluster_rank() {
     uint32_t rank;
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
@@ -83,6 +100,11 @@ __device__ __forceinline__ uint32_t address_in(uint32_t at, uint32_t rank) {
 /// A barrier of all threads of a cluster: what each did before is done for those behind it.
 __device__ __forceinline__ void sync_cluster() {
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
+                     : "memory");
+}
+/// The same, of which nothing is published: blocks that copy into each other begin, or leave.
+__device__ __forceinline__ void meet_cluster() {
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.aligned;" ::
                      : "memory");
 }
 /// A barrier of some threads of a block, of which id 0 is __syncthreads.
@@ -118,6 +140,15 @@ __device__ __forceinline__ void copy_box(uint32_t to, const void* map, int x, in
             ".multicast::cluster [%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(to),
             "l"(map), "r"(x), "r"(y), "r"(z), "r"(barrier), "h"(uint16_t((1 << Cluster) - 1))
             : "memory");
+}
+/// The same, to shared memory of the blocks of a cluster whose bits are set.
+__device__ __forceinline__ void copy_box_among(uint32_t to, const void* map, int x, int y, int z,
+                                               uint32_t barrier, uint32_t blocks) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
+        ".multicast::cluster [%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(to),
+        "l"(map), "r"(x), "r"(y), "r"(z), "r"(barrier), "h"(uint16_t(blocks))
+        : "memory");
 }
 __device__ __forceinline__ void fetch_map(const void* map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");

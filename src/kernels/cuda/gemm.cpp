@@ -28,7 +28,8 @@ std::optional<DType> read_as(const std::string& math) {
 bool fits_group(const Choice& choice) {
     if (choice.thin) return true;
     const Tiling& t = *choice.tiling;
-    return t.pair <= 1 && !choice.boxes && t.threads * std::max(choice.groups, 1) <= kGroupThreads;
+    return t.pair <= 1 && t.wide == 1 && !choice.boxes &&
+           t.threads * std::max(choice.groups, 1) <= kGroupThreads;
 }
 
 Gemm::Gemm(const LoweredOp& of)
@@ -55,8 +56,8 @@ Gemm::Gemm(const LoweredOp& of)
 std::vector<Gemm::Reading> Gemm::readings(const Tiling& t) const {
     std::vector<Reading> found;
     const bool registers = !t.own && !t.writers && t.pair <= 1 && t.n >= 128;
-    const auto a_there = mapped_operand(op, 0, 1, t.m),
-               b_there = mapped_operand(op, 1, 0, t.n / t.pair);
+    const auto a_there = mapped_operand(op, 0, 1, t.m, t.wide),
+               b_there = mapped_operand(op, 1, 0, t.n, t.pair);
     const auto add = [&](Reads how, bool words, const MappedOperand& first,
                          const MappedOperand& second) {
         if (!words || registers) found.push_back({how, words, first, second});
@@ -69,7 +70,7 @@ std::vector<Gemm::Reading> Gemm::readings(const Tiling& t) const {
     const auto fits = [&](Reads how) { return limbs || copied(how) <= kRoundedBytes; };
     if (a_lies && b_there && !b_lies && !a_words)
         add(Reads::turned, true, *mapped_operand(op, 1, 0, t.m),
-            *mapped_operand(op, 0, 1, t.n / t.pair));
+            *mapped_operand(op, 0, 1, t.n, t.pair));
     const MappedOperand b_copy = copy(1, t);
     if (a_lies && !b_lies && fits(Reads::right_copied))
         add(Reads::right_copied, a_words, *a_there, b_copy);
@@ -188,6 +189,8 @@ void Gemm::add_update(const Limits& limits, std::vector<Choice>& choices) const 
 
 void Gemm::add_wgmma(const Tiling& t, const Problem& problem, const Limits& limits,
                      std::vector<Choice>& found) const {
+    const bool timed = t.wide == 1 && t.pair <= 2 && t.n % 64 == 0 && t.stages <= 7;
+    if (copied_as && !timed) return;  // in 16 bits alone
     for (const Reading& reading : readings(t)) {
         Problem of = problem;
         of.reads = reading.reads;

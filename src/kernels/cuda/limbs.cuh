@@ -120,13 +120,13 @@ __device__ __forceinline__ void gemm_limbs(const Grid& grid, const Put& put, con
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     if constexpr (Pair > 1)
-        sync_cluster();
+        meet_cluster();
     else
         __syncthreads();
     if (warp < 4) {
         if constexpr (R::deals)
             asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(R::producer_registers));
-        if (threadIdx.x == 0) {
+        if (leads_copies(warp)) {
             ready();
             copy_limbs<Layout, Shape, CopyA, CopyB, Place>(grid, room, map_a, map_b);
         }
@@ -162,7 +162,7 @@ __device__ __forceinline__ void gemm_limbs(const Grid& grid, const Put& put, con
                                            place.j0);
         }
     }
-    if constexpr (Pair > 1) sync_cluster();  // no block leaves while another writes into it
+    if constexpr (Pair > 1) meet_cluster();  // no block leaves while another writes into it
 }
 
 }  // namespace aicf

@@ -526,7 +526,7 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
                          : choice.run       ? "wgmma_runs.cuh"
                          : choice.cluster   ? "wgmma_cluster.cuh"
                                             : "wgmma.cuh"};
-        text.cluster = choice.cluster ? static_cast<int>(choice.cluster) : t.pair;
+        text.cluster = choice.cluster ? static_cast<int>(choice.cluster) : t.pair * t.wide;
         text.maps = {first.map, second.map};
         const bool turned = reading.reads == Reads::turned;
         const WgmmaLayout roles{t.m,
@@ -534,6 +534,7 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
                                 static_cast<int>(128 / dtype_size(type)),
                                 t.stages - (choice.cluster ? 1 : 0),  // sums arrive there
                                 t.pair,
+                                t.wide,
                                 choice.parts,
                                 choice.adders,
                                 choice.round,

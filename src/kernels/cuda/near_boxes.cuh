@@ -51,7 +51,7 @@ __device__ __forceinline__ void gemm_near_boxes(const Grid& grid, const Put& put
                             col, BatchedB ? int(batch) : 0, barriers + 8 * s);
     };
     const bool b_is_late = put.b_is_late();
-    if (lane == 0) {
+    if (elected()) {
 #pragma unroll
         for (int s = 0; s < boxes; s++) init_barrier(barriers + 8 * s, 1);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -67,7 +67,7 @@ __device__ __forceinline__ void gemm_near_boxes(const Grid& grid, const Put& put
     const bool rest_is_late = put.rest_is_late();
     if (!rest_is_late) lot.read(put, threadIdx.x, batch, row, col, rows, cols);
     begin_kernel();
-    if (lane == 0) {
+    if (elected()) {
         if (b_is_late) ask_b();
 #pragma unroll
         for (int s = 0; s < boxes; s++)

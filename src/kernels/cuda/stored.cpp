@@ -20,7 +20,7 @@ template <class Io>
 void fields(Io& io, TensorMap& map) {
     io.number(map.input);
     io.choice(map.dtype, kDTypes, "a dtype");
-    io.numbers(map.inner, map.outer, map.batches, map.outer_step, map.batch_step, map.box,
+    io.numbers(map.inner, map.outer, map.batches, map.outer_step, map.batch_step, map.box, map.line,
                map.from);
 }
 
@@ -76,6 +76,7 @@ void check_launch(ByteReader& io, const CudaKernel& kernel, const LoweredOp& op)
                         map.dtype == op.inputs[map.input].dtype);
         if (!known || !(is_16_bit(map.dtype) || map.dtype == DType::f32) || map.inner < 1 ||
             map.outer < 1 || map.batches < 1 || map.box < 1 ||
+            (map.line != 128 && map.line != 64) ||
             (scratch && !fits_workspace(map, kernel.workspace_bytes)))
             io.fail(op.def->name, " has a map of operand ", map.input, " that is none");
     }

@@ -34,6 +34,8 @@ static double in_waves(int64_t units, int64_t processors, int resident, double s
 /// 2048 cubed took 51.4 us by tiles of 128x256, 50.4 by warpgroups of their own, 53.2 transposed;
 /// 16384x3072x768 289, 259 and 358.)
 static double start_of(const Tiling& t, const Problem& p) {
+    constexpr double alternating = 1200;  // of 16 bits, 16384x3072x768 NT: 119 us, 133 by 128x256
+    if (t.own && t.pair == 1 && p.element == 2 && p.after == 0) return alternating;
     if (p.rate == 1 || !t.pair) return t.start;
     constexpr double least = 1 << 14, stored = 4.5, turned = 3;  // results; of them a cycle
     constexpr double beside = 1200, paired = 3000;
@@ -52,6 +54,17 @@ static double rate_of(const Tiling& t, const Problem& p) {
     if (p.rate == 1) return 1;
     if (t.pair > 1) return t.m == 64 ? p.rate * low_pair : p.rate;
     return t.own && p.batches * (p.m + p.n) * p.k * p.element > cached ? p.rate * far : p.rate;
+}
+
+/// Cycles of a step of k of a full processor. Of 16 bits that the cache holds tiles of 64x128 are
+/// not worth sharing: 1024x1024x4096 TN took an H100 15.4 us, 18.6 by pairs; what comes from memory
+/// is, 128x4096x4096 NT 16.9 and 14.3. Of larger ones pairs are slower, too.
+static double share_of(const Tiling& t, const Problem& p) {
+    constexpr int64_t cached = 24 << 20;
+    if (!t.pair || t.own || t.writers || t.wide > 1 || t.n != 128 || p.element != 2) return t.share;
+    if (t.m == 128) return t.pair > 1 ? 10.6 : t.share;
+    if (p.batches * (p.m + p.n) * p.k * p.element > cached) return t.share;
+    return t.pair > 1 ? 6.8 : 5.95;
 }
 
 /// Every tiling and cut of k, the fastest by a model of waves first: parts of k fill the device,
@@ -75,10 +88,15 @@ void add_choices(const Tiling& t, const Problem& p, const Limits& limits,
     const int64_t processors = std::max(limits.processors, 1), grains = ceil_div(p.k, p.grain);
     if (t.own && grains > 1) return;  // whose sums so far would take the other's registers
     if (t.writers && (grains > 1 || !p.hands_over)) return;
-    const int64_t high = std::max(t.pair, 1);
-    const int64_t tiles = p.batches * ceil_div(p.m, t.m * high) * high * ceil_div(p.n, t.n);
+    const int64_t high = std::max(t.pair, 1), group = high * t.wide;
+    const int64_t tiles =
+        p.batches * ceil_div(p.m, t.m * high) * ceil_div(p.n, t.n * t.wide) * group;
     const int64_t result = t.m * t.n * p.size;
-    const double start = start_of(t, p);
+    const double start = start_of(t, p), each = share_of(t, p),
+                 alone = t.pair && t.resident == 1 ? each : t.alone;
+    // Of clusters of more than two some processors stay idle: an H100 of 132 runs 30 of four at
+    // once, and 15 of eight.
+    const int64_t at_once = group > 2 ? std::max(processors * 10 / 11, group) : processors;
     const bool passes = t.k == 8 && std::min(p.m, p.n) <= far_rows &&
                         p.batches * std::max(p.m, p.n) * p.k * p.size >= far_bytes;
     const int64_t most = p.tensor ? grains : std::min<int64_t>(grains, 64);
@@ -94,7 +112,9 @@ void add_choices(const Tiling& t, const Problem& p, const Limits& limits,
         const int64_t units = tiles * parts, room = processors * t.resident;
         // The sum of the cuts so far, in memory.
         const bool kept = p.tensor && parts == 1 && grains > 1 && !t.holds(grains, p.words);
-        choice.blocks = t.pair ? std::min(units, std::max(room / high, int64_t{1}) * high)
+        // How many clusters of more than two a device runs at once differs: each has one tile.
+        choice.blocks = t.pair && group <= 2
+                            ? std::min(units, std::max(room / group, int64_t{1}) * group)
                         : kept ? std::min(units, room)
                                : units;
         choice.slots = kept ? choice.blocks : parts > 1 ? tiles * (p.tensor ? parts : grains) : 0;
@@ -115,11 +135,14 @@ void add_choices(const Tiling& t, const Problem& p, const Limits& limits,
             if (t.own && p.after > 0) return std::max(steps, (steps + start + leave * lone) / 2);
             return steps + start + leave;
         };
-        if (parts > 1 && (choice.slots * result > most_bytes || t.pair > 1)) break;
+        if (parts > 1 &&
+            (choice.slots * result > most_bytes || group > 1 || (t.pair && t.n % 64 != 0)))
+            break;
         const bool queued = parts > 1 && t.pair;
         if (p.tensor)
-            choice.cycles = std::max(static_cast<double>(ceil_div(units, processors)) * of(t.share),
-                                     static_cast<double>(ceil_div(units, room)) * of(t.alone));
+            choice.cycles =
+                std::max(static_cast<double>(ceil_div(units, at_once)) * of(each),
+                         static_cast<double>(ceil_div(units, at_once * t.resident)) * of(alone));
         else
             choice.cycles = in_waves(units, processors, t.resident, of(t.share),
                                      of(t.alone + (passes && parts == 1 ? far : 0)), parts > 1);
@@ -178,8 +201,8 @@ void add_runs(const Tiling& t, const Problem& p, const Limits& limits,
     constexpr double handed = 80, arrival = 500, between_cuts = 200, longer = 1.13;
     constexpr int64_t least_terms = 4096;  // of fewer, sums are handed on for too few steps
     const int64_t cuts = ceil_div(p.k, p.grain), processors = std::max(limits.processors, 1);
-    if (p.k < least_terms || t.pair != 1 || t.n < 128 || t.own || t.writers || cuts == 1 ||
-        !t.holds(cuts, false))
+    if (p.k < least_terms || t.pair != 1 || t.wide > 1 || t.n < 128 || t.n % 64 != 0 || t.own ||
+        t.writers || cuts == 1 || !t.holds(cuts, false))
         return;
     const int64_t rows = ceil_div(p.m, t.m), columns = ceil_div(p.n, t.n),
                   across = std::min(rows, columns), lines = p.batches * std::max(rows, columns),
@@ -210,7 +233,9 @@ void add_clusters(const Tiling& t, const Problem& p, const Limits& limits,
     constexpr double handing = 700, handed = 2500;
     const int64_t cuts = ceil_div(p.k, p.grain), processors = std::max(limits.processors, 1),
                   tiles = p.batches * ceil_div(p.m, t.m) * ceil_div(p.n, t.n);
-    if (t.pair != 1 || t.m != 128 || t.n != 128 || t.own || t.writers || p.grain % t.k != 0) return;
+    if (t.pair != 1 || t.wide > 1 || t.m != 128 || t.n != 128 || t.own || t.writers ||
+        p.grain % t.k != 0)
+        return;
     for (int64_t blocks = std::min(cuts, most_blocks); blocks > 1; blocks--) {
         const int64_t room = std::max<int64_t>(processors / neighbours, 1) *
                              (std::min(processors, neighbours) / blocks);
@@ -364,14 +389,17 @@ std::string name_of(const Choice& choice) {
                t.own       ? "_own"
                : t.writers ? "_writers"
                            : "",
-               t.pair > 1 ? "_pair" : "", reads[static_cast<size_t>(choice.reads)],
-               choice.run ? "_runs" : "", choice.cluster ? cat("_cluster_", choice.cluster) : "",
+               t.wide > 1 || t.pair > 2 ? cat("_", t.pair, "by", t.wide)
+               : t.pair > 1             ? "_pair"
+                                        : "",
+               reads[static_cast<size_t>(choice.reads)], choice.run ? "_runs" : "",
+               choice.cluster ? cat("_cluster_", choice.cluster) : "",
                choice.parts > 1 ? cat("_", choice.parts) : "");
 }
 
 template <size_t Count>
 static void add_sizes(const Tiling (&tilings)[Count], std::vector<std::array<int, 3>>& sizes) {
-    for (const Tiling& t : tilings) sizes.push_back({t.m * std::max(t.pair, 1), t.n, t.k});
+    for (const Tiling& t : tilings) sizes.push_back({t.m * std::max(t.pair, 1), t.n * t.wide, t.k});
 }
 
 std::vector<std::array<int, 3>> gemm_tiles(int64_t size) {

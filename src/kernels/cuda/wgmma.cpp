@@ -8,7 +8,8 @@ namespace {
 constexpr int64_t kEight = 8;  // neighbours that a lane takes together
 }
 
-std::optional<MappedOperand> mapped_operand(const LoweredOp& op, int input, int k_axis, int box) {
+std::optional<MappedOperand> mapped_operand(const LoweredOp& op, int input, int k_axis, int rows,
+                                            int shares) {
     constexpr int64_t most = int64_t{1} << 31;  // what a map counts with
     const View& view = op.inputs[static_cast<size_t>(input)];
     const auto size = static_cast<int64_t>(dtype_size(view.dtype)), unit = 16 / size;
@@ -29,12 +30,18 @@ std::optional<MappedOperand> mapped_operand(const LoweredOp& op, int input, int 
         view.shape[outer] >= most)
         return std::nullopt;
     const bool batched = batch_step != 0;
-    return MappedOperand{
+    MappedOperand found{
         {input, view.dtype, view.shape[inner], view.shape[outer], batched ? batch.shape[0] : 1,
-         view.strides[outer], batched ? batch_step : view.strides[outer],
-         along_k ? box : static_cast<int>(128 / size)},
+         view.strides[outer], batched ? batch_step : view.strides[outer], rows / shares},
         along_k,
         batched};
+    if (!along_k) {  // boxes side by side, or some lines of each
+        const auto depth = static_cast<int>(128 / size);
+        found.map.line = rows % depth == 0 ? 128 : 64;
+        const int boxes = rows * 128 / found.map.line / depth;
+        found.map.box = boxes % shares == 0 ? depth : depth / shares;
+    }
+    return found;
 }
 
 MappedOperand rounded_operand(const LoweredOp& op, int input, int k_axis, int box, DType type,
@@ -93,9 +100,10 @@ std::string layout_struct(const std::string& name, const WgmmaLayout& layout, DT
     return cat(
         "struct ", name, " {\n    static constexpr int rows = ", layout.rows,
         number("columns", layout.columns), number("depth", layout.depth),
-        number("stages", layout.stages), number("pair", layout.pair), number("parts", layout.parts),
-        number("adders", layout.adders), number("round", layout.round),
-        number("shared", layout.shared()), layout.writers ? number("writers", layout.writers) : "",
+        number("stages", layout.stages), number("pair", layout.pair), number("wide", layout.wide),
+        number("parts", layout.parts), number("adders", layout.adders),
+        number("round", layout.round), number("shared", layout.shared()),
+        layout.writers ? number("writers", layout.writers) : "",
         layout.run ? number("run", layout.run) : "",
         layout.cluster ? number("cluster", layout.cluster) : "",
         ";\n    static constexpr bool holds = ", flag(layout.holds), ", own = ", flag(layout.own),

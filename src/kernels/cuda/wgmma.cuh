@@ -9,9 +9,11 @@ namespace aicf {
 
 // ---- products -----------------------------------------------------------------------------------
 
-/// How wgmma finds a tile of 128-byte lines, permuted by the copy engine within 8 lines.
+/// How wgmma finds a tile of lines of 128 bytes, or 64, permuted by the copy engine within 8 lines.
+template <int Line = 128>
 __device__ __forceinline__ uint64_t tile_descriptor(uint32_t at, uint32_t leading) {
-    constexpr uint64_t eight_lines = 1024 >> 4, permuted = 1;
+    static_assert(Line == 128 || Line == 64);
+    constexpr uint64_t eight_lines = 8 * Line >> 4, permuted = Line == 128 ? 1 : 2;
     return uint64_t((at & 0x3ffff) >> 4) | uint64_t(leading >> 4) << 16 | eight_lines << 32 |
            permuted << 62;
 }
@@ -36,7 +38,8 @@ __device__ __forceinline__ void hold(float (&sums)[Count]) {
 // ---- the kernel ---------------------------------------------------------------------------------
 
 /// How a kernel lies in shared memory. Layout, which the host writes, says: a tile's rows and
-/// columns, depth, stages, how many blocks one above the other share the tile of B (pair), the
+/// columns, depth, stages, how many blocks one above the other share the tile of B (pair), how many
+/// side by side that of A (wide), the
 /// parts of k that are units of their own, whether the sum of the cuts before stays in registers
 /// (holds), whether each warpgroup has tiles of its own (own), whether A is words of f32 that go
 /// through registers (words), whether operands and tiles are those of the transpose (turned), how
@@ -60,20 +63,42 @@ struct Ring {
     static constexpr bool staggers =
         !Layout::own && consumers == 2 && Layout::columns >= 128 && Layout::parts == 1;
     static constexpr int word_steps = Layout::columns <= 192 ? 4 : 2;  // of words of A at a time
-    static_assert(consumers <= 2 && Layout::columns % 64 == 0 && Layout::columns <= 256);
+    // Bytes of a line of B: across k half of 128 where those do not divide the columns.
+    static constexpr int b_line = !Layout::b_along_k && Layout::columns % depth != 0 ? 64 : 128;
+    static_assert(consumers <= 2 && Layout::columns % 32 == 0 && Layout::columns <= 256);
     static_assert(!Layout::own || (consumers == 2 && Layout::columns <= 128 && !Layout::words));
 };
 
-/// The tile of an operand, `rows` of its own axis from i and one line of k, by its map.
-template <class R, int Rows, bool AlongK, int Blocks>
+/// The tile of an operand, `rows` of its own axis from i and one line of k, by its map, whose boxes
+/// have lines of `Line` bytes.
+template <class R, int Rows, bool AlongK, int Blocks, int Line = 128>
 __device__ __forceinline__ void copy_tile(uint32_t to, const void* map, int i, int k, int batch,
                                           uint32_t barrier) {
     if constexpr (AlongK) {
         copy_box<Blocks>(to, map, k, i, batch, barrier);
     } else {
 #pragma unroll
-        for (int x = 0; x < Rows; x += R::depth)
+        for (int x = 0; x < Rows; x += R::depth * Line / 128)
             copy_box<Blocks>(to + x * 128, map, i + x, k, batch, barrier);
+    }
+}
+
+/// The share `which` of the same to the blocks of a cluster that need
+/// the tile and bring one of its `Shares` each: some of its lines along k, or across k some of the
+/// boxes that lie side by side, or of too few boxes some lines of each.
+template <class R, int Rows, bool AlongK, int Line, int Shares>
+__device__ __forceinline__ void copy_portion(uint32_t to, const void* map, int i, int k, int batch,
+                                             uint32_t barrier, uint32_t which, uint32_t blocks) {
+    constexpr int box = AlongK ? Rows : R::depth * Line / 128, boxes = Rows / box;
+    constexpr bool lines = boxes % Shares != 0;  // of each box
+    constexpr int each = lines ? boxes : boxes / Shares,
+                  high = (AlongK ? Rows : R::depth) / (lines ? Shares : 1);
+    const int x0 = lines ? 0 : int(which) * each, y0 = lines ? int(which) * high : 0;
+#pragma unroll
+    for (int x = 0; x < each; x++) {
+        const uint32_t at = to + (x0 + x) * (R::depth * Line) + y0 * Line;
+        const int own = i + (AlongK ? y0 : (x0 + x) * box), deep = k + (AlongK ? 0 : y0);
+        copy_box_among(at, map, AlongK ? deep : own, AlongK ? own : deep, batch, barrier, blocks);
     }
 }
 
@@ -190,9 +215,10 @@ __device__ __forceinline__ void gemm_wgmma(const Grid& grid, const Put& put, con
                                            const Ready& ready) {
     typedef Ring<Layout> R;
     constexpr int BM = Layout::rows, BN = Layout::columns, Stages = Layout::stages;
-    constexpr int Pair = Layout::pair, Parts = Layout::parts;
+    constexpr int Pair = Layout::pair, Wide = Layout::wide, Group = Pair * Wide,
+                  Parts = Layout::parts;
     typedef typename Tiled<Shape, Layout::turned>::Of Sides;
-    typedef Piece<Sides, BM * Pair, BN, (Sides::n > Sides::m)> Place;
+    typedef Piece<Sides, BM * Pair, BN * Wide, (Sides::n > Sides::m)> Place;
     typedef Pack<float, 4> Four;
     constexpr int depth = R::depth, heights = Layout::own ? BM / 64 : 1;
     constexpr int sums = heights * BN / 2, lots = sums / 4, threads = 128 * R::consumers;
@@ -201,8 +227,8 @@ __device__ __forceinline__ void gemm_wgmma(const Grid& grid, const Put& put, con
     constexpr int cuts = (all_steps + cut_steps - 1) / cut_steps;
     constexpr bool split = Parts > 1;
     typedef Turn<Layout, Place::tiles> Turns;
-    static_assert(!split || (Parts == cuts && Pair == 1));
-    static_assert(Layout::b_along_k || BN / Pair % R::depth == 0);
+    static_assert(!split || (Parts == cuts && Group == 1));
+    static_assert(Wide == 1 || (!Layout::own && !Layout::words && !Layout::turned));
     static_assert(cuts == 1 || Shape::chunk % depth == 0);
     static_assert(Place::tiles < 1 << 30);
     extern __shared__ __align__(1024) char ring_room[];
@@ -213,17 +239,17 @@ __device__ __forceinline__ void gemm_wgmma(const Grid& grid, const Put& put, con
     const auto taken = [&](int s) { return room + R::queue + 8 * s; };
     const auto passed = [&](int s) { return room + R::queue + 16 + 8 * s; };
     auto* const turns = reinterpret_cast<volatile uint32_t*>(ring_room + R::queue + 32);
-    const uint32_t high = Pair > 1 ? cluster_rank() : 0;
+    const uint32_t rank = Group > 1 ? cluster_rank() : 0, high = rank / Wide, across = rank % Wide;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 
-    uint32_t own = 0;
+    uint32_t own = 0;  // of the first warp
     if (threadIdx.x == 0) {
         if constexpr (split) own = atomicAdd(counters, 1u);
         fetch_map(map_a);
         fetch_map(map_b);
         for (int s = 0; s < Stages; s++) {
             init_barrier(full(s), 1);
-            init_barrier(empty(s), R::readers * Pair);
+            init_barrier(empty(s), R::readers * (Pair + Wide - 1));
         }
         for (int s = 0; split && s < 2; s++) {
             init_barrier(taken(s), 1);
@@ -231,12 +257,12 @@ __device__ __forceinline__ void gemm_wgmma(const Grid& grid, const Put& put, con
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
-    if constexpr (Pair > 1)
-        sync_cluster();
+    if constexpr (Group > 1)
+        meet_cluster();
     else
         __syncthreads();
 
-    const uint32_t first = grid.block / Pair, stride = grid.blocks / Pair;
+    const uint32_t first = grid.block / Group, stride = grid.blocks / Group;
     const auto steps_of = [&](int cut) {
         const int left = all_steps - cut * cut_steps;
         return left < cut_steps ? left : cut_steps;
@@ -252,21 +278,35 @@ __device__ __forceinline__ void gemm_wgmma(const Grid& grid, const Put& put, con
     if (warp < 4) {
         if constexpr (R::deals)
             asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(R::producer_registers));
-        if (threadIdx.x == 0) {
+        if constexpr (split) own = __shfl_sync(~0u, own, 0);
+        if (leads_copies(warp)) {
             const auto copy = [&](const Place& place, int begin, int steps) {
-                const int i0 = int(place.i0) + int(high) * BM, j0 = int(place.j0);
+                const int i0 = int(place.i0) + int(high) * BM,
+                          j0 = int(place.j0) + int(across) * BN;
+                uint32_t every_row = 0;
+#pragma unroll
+                for (int y = 0; y < Pair; y++) every_row |= 1u << y * Wide;
+                const uint32_t row_blocks = ((1u << Wide) - 1) << high * Wide,
+                               column_blocks = every_row << across;
                 const int az = Layout::a_batched ? int(place.batch) : 0,
                           bz = Layout::b_batched ? int(place.batch) : 0;
 #pragma unroll 1
                 for (int s = 0; s < steps; s++, next_stage()) {
                     const int k0 = (begin + s) * depth;
-                    const int part = BN / Pair, from = int(high) * part;
                     const uint32_t as = room + stage * R::stage_bytes, bs = as + R::a_bytes;
                     wait_barrier(empty(stage), phase ^ 1);
                     arrive_expecting(full(stage), R::stage_bytes);
-                    copy_tile<R, BM, Layout::a_along_k, 1>(as, map_a, i0, k0, az, full(stage));
-                    copy_tile<R, BN / Pair, Layout::b_along_k, Pair>(
-                        bs + from * 128, map_b, j0 + from, k0, bz, full(stage));
+                    if constexpr (Wide > 1)
+                        copy_portion<R, BM, Layout::a_along_k, 128, Wide>(
+                            as, map_a, i0, k0, az, full(stage), across, row_blocks);
+                    else
+                        copy_tile<R, BM, Layout::a_along_k, 1>(as, map_a, i0, k0, az, full(stage));
+                    if constexpr (Pair > 1)
+                        copy_portion<R, BN, Layout::b_along_k, R::b_line, Pair>(
+                            bs, map_b, j0, k0, bz, full(stage), high, column_blocks);
+                    else
+                        copy_tile<R, BN, Layout::b_along_k, 1, R::b_line>(bs, map_b, j0, k0, bz,
+                                                                          full(stage));
                 }
             };
             ready();
@@ -298,15 +338,24 @@ __device__ __forceinline__ void gemm_wgmma(const Grid& grid, const Put& put, con
         const bool packed = put.packed();
         int before = 0;
         const auto release = [&](int s) {
-            if (lane < Pair) arrive_at<Pair>(empty(s), lane);
+            if constexpr (Wide == 1) {
+                if (lane < Pair) arrive_at<Pair>(empty(s), lane);
+            } else {  // at all that may copy to this one: its column, and the others of its row
+                const uint32_t other = lane - Pair;
+                if (lane < Pair + Wide - 1)
+                    arrive_at<Group>(empty(s), lane < Pair
+                                                   ? lane * Wide + across
+                                                   : high * Wide + other + (other >= across));
+            }
         };
         // A stage's products onto some sums, to which they are added but for the first of a cut.
         const auto multiply = [&](float (&to)[sums], bool adds) {
             wait_barrier(full(stage), phase);
             const uint32_t as = room + stage * R::stage_bytes, bs = as + R::a_bytes;
             constexpr int a_step = Layout::a_along_k ? 2 : 128,
-                          b_step = Layout::b_along_k ? 2 : 128;
-            const uint64_t b = tile_descriptor(bs, Layout::b_along_k ? 16 : 8192);
+                          b_step = Layout::b_along_k ? 2 : R::b_line;
+            const uint64_t b =
+                tile_descriptor<R::b_line>(bs, Layout::b_along_k ? 16 : 64 * R::b_line);
             if constexpr (Layout::words) {
                 // In other registers than the products before, which still read theirs: beside the
                 // most sums there are some for half a stage, whose products are waited for.
@@ -594,20 +643,21 @@ __device__ __forceinline__ void gemm_wgmma(const Grid& grid, const Put& put, con
                         for (int x = 0; x < sums; x++) acc[x] = total[x];
                     }
                 }
-                const int64_t row0 = row_of(place, warp - 4);
+                const int64_t row0 = row_of(place, warp - 4),
+                              col0 = place.j0 + int64_t(across) * BN;
                 if constexpr (Put::lines) {
                     if (aligned16(put.line(0, 0, 0))) {
-                        store_lines(acc, mine_room, put.line(place.batch, row0, place.j0),
-                                    Put::step, Shape::m - row0, Shape::n - place.j0);
+                        store_lines(acc, mine_room, put.line(place.batch, row0, col0), Put::step,
+                                    Shape::m - row0, Shape::n - col0);
                         continue;
                     }
                 }
                 put_lines<Shape, R::deals, BN, Layout::turned>(acc, mine_room, put, packed,
-                                                               place.batch, row0, place.j0);
+                                                               place.batch, row0, col0);
             }
         }
     }
-    if constexpr (Pair > 1) sync_cluster();  // no block leaves while another writes into it
+    if constexpr (Group > 1) meet_cluster();  // no block leaves while another writes into it
 }
 
 }  // namespace aicf

@@ -206,7 +206,7 @@ __device__ __forceinline__ void gemm_wgmma_cluster(const Grid& grid, const Put& 
     sync_cluster();
     if (threadIdx.x < 128) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(R::producer_registers));
-        if (threadIdx.x == 0) {
+        if (leads_copies(threadIdx.x / 32)) {
             ready();
             copy_share(place, share, room, map_a, map_b);
         }

@@ -7,14 +7,22 @@
 
 namespace aicf {
 
+/// The most columns, of at most `most`, that divide all and are themselves whole units.
+__device__ constexpr int load_width(int all, int most, int unit) {
+    int loads = (all + most - 1) / most;
+    while (all % loads != 0 || all / loads % unit != 0) loads++;
+    return all / loads;
+}
+
 /// A warp's 16 rows of sums to lines in memory of which `rows` and `columns` exist, by way of
 /// shared memory: 16 bytes a lane, of which a whole number exist of a line. (The copy engine stores
 /// lines more slowly, and loads wait for it.)
 template <class E, int Count>
 __device__ __forceinline__ void store_lines(const float (&sums)[Count], uint32_t room, E* to,
                                             int64_t step, int64_t rows, int64_t columns) {
-    constexpr int all = 2 * Count, most = 256 / int(sizeof(E)), per = 16 / int(sizeof(E));
-    constexpr int width = all / ((all + most - 1) / most);  // of one load of the room
+    constexpr int all = 2 * Count, per = 16 / int(sizeof(E));
+    constexpr int width =
+        load_width(all, 256 / int(sizeof(E)), 2 * per);  // of one load of the room
     constexpr int pitch = width * int(sizeof(E)) + 16, packs = 16 * width / per;
     const int lane = threadIdx.x % 32;
     asm volatile("" : "+r"(room));  // no address is made before the products, which need registers
@@ -82,12 +90,16 @@ __device__ __forceinline__ void leave_sums(const float* four, uint32_t room, int
 template <int Lots, class Shape, class Put>
 struct Rows {
     typename Put::Operands operands[Lots];
-    int64_t batch, row, column;
+    int64_t batch, row, column, end;
     __device__ __forceinline__ bool there(int x) const {
-        return row + 4 * x < Shape::m && column < Shape::n;
+        return row + 4 * x < Shape::m && column < end;
     }
-    __device__ __forceinline__ Rows(const Put& put, int64_t in, int64_t row0, int64_t col0)
-        : batch(in), row(row0 + threadIdx.x % 32 / 8), column(col0 + threadIdx.x % 8 * 8) {
+    __device__ __forceinline__ Rows(const Put& put, int64_t in, int64_t row0, int64_t col0,
+                                    int64_t col_end)
+        : batch(in),
+          row(row0 + threadIdx.x % 32 / 8),
+          column(col0 + threadIdx.x % 8 * 8),
+          end(col_end) {
 #pragma unroll
         for (int x = 0; x < Lots; x++)
             if (there(x)) operands[x] = put.operands(batch, row + 4 * x, column);
@@ -149,10 +161,10 @@ __device__ __forceinline__ void put_turned(uint32_t room, const Put& put, int64_
     __syncwarp();
 }
 
-/// Hands what lies in a warp's cells to put(), 4 neighbours at a time.
+/// Hands what lies in a warp's cells to put(), 4 neighbours at a time, of columns before `end`.
 template <class Shape, class Put>
 __device__ __forceinline__ void put_fours(uint32_t room, const Put& put, int64_t batch,
-                                          int64_t row0, int64_t col0) {
+                                          int64_t row0, int64_t col0, int64_t end) {
     const int lane = threadIdx.x % 32;
     __syncwarp();
 #pragma unroll(Put::packs ? 1 : 4)
@@ -163,7 +175,7 @@ __device__ __forceinline__ void put_fours(uint32_t room, const Put& put, int64_t
                      : "r"(cell_at(room, row + lane / 16, lane % 16))
                      : "memory");
         const int64_t i = row0 + row + lane / 16, j = col0 + lane % 16 * 4;
-        if (i < Shape::m && j < Shape::n) put(batch, i, j, some);
+        if (i < Shape::m && j < end) put(batch, i, j, some);
     }
     __syncwarp();
 }
@@ -171,12 +183,12 @@ __device__ __forceinline__ void put_fours(uint32_t room, const Put& put, int64_t
 /// there are registers for the operands of 8 rows, and for those of the next 8.
 template <class Shape, bool Ahead, class Put>
 __device__ __forceinline__ void put_cells(uint32_t room, const Put& put, bool packed, int64_t batch,
-                                          int64_t row0, int64_t col0) {
+                                          int64_t row0, int64_t col0, int64_t end = Shape::n) {
     if constexpr (Put::packs) {
         if (packed) {
             if constexpr (Ahead) {
-                const Rows<2, Shape, Put> upper(put, batch, row0, col0),
-                    lower(put, batch, row0 + 8, col0);
+                const Rows<2, Shape, Put> upper(put, batch, row0, col0, end),
+                    lower(put, batch, row0 + 8, col0, end);
                 __syncwarp();
                 upper.finish(put, room, 0);
                 lower.finish(put, room, 8);
@@ -184,13 +196,13 @@ __device__ __forceinline__ void put_cells(uint32_t room, const Put& put, bool pa
                 __syncwarp();
 #pragma unroll 1
                 for (int row = 0; row < 16; row += 4)
-                    Rows<1, Shape, Put>(put, batch, row0 + row, col0).finish(put, room, row);
+                    Rows<1, Shape, Put>(put, batch, row0 + row, col0, end).finish(put, room, row);
             }
             __syncwarp();
             return;
         }
     }
-    put_fours<Shape>(room, put, batch, row0, col0);
+    put_fours<Shape>(room, put, batch, row0, col0, end);
 }
 /// A warp's sums of 16 rows of `Columns` through put(), and of 16 rows each 64 below; Turned: of
 /// the transpose.
@@ -203,26 +215,30 @@ __device__ __forceinline__ void put_lines(const float (&sums)[Count], uint32_t r
         for (int of = 0; of < 2 * Count; of += 64) {  // registers have no index
             if (of != piece) continue;
 #pragma unroll
-            for (int x = 0; x < 8; x++)
+            for (int x = 0; x < 8 && of / 8 + x < Count / 4; x++)
                 (Turned ? leave_turned : leave_sums)(&sums[(of / 8 + x) * 4], room, x);
         }
     };
     const auto row_of = [&](int piece) { return row0 + piece / Columns * 64; };
     const auto column_of = [&](int piece) { return col0 + piece % Columns; };
+    // Of a last piece half as wide, the other columns are another block's.
+    static_assert(Columns % 64 == 0 || (!Turned && 2 * Count == Columns));
+    const int64_t end = Columns % 64 != 0 && col0 + Columns < Shape::n ? col0 + Columns : Shape::n;
+    constexpr int halves = (2 * Count + 63) / 64 * 2;
     constexpr bool ahead = Ahead && Put::few;
     if constexpr (Put::packs && ahead) {
         if (packed) {  // the operands of 8 rows come while those before go through put()
-            Rows<2, Shape, Put> now(put, batch, row0, col0);
+            Rows<2, Shape, Put> now(put, batch, row0, col0, end);
 #pragma unroll 1
-            for (int half = 0; half < 2 * Count / 32; half++) {
-                const int next = half + 1 < 2 * Count / 32 ? half + 1 : half;
+            for (int half = 0; half < halves; half++) {
+                const int next = half + 1 < halves ? half + 1 : half;
                 if (half % 2 == 0) {
                     leave(half * 32);
                     __syncwarp();
                 }
                 const int piece = next / 2 * 64;
                 const Rows<2, Shape, Put> then(put, batch, row_of(piece) + next % 2 * 8,
-                                               column_of(piece));
+                                               column_of(piece), end);
                 now.finish(put, room, half % 2 * 8);
                 now = then;
                 if (half % 2) __syncwarp();
@@ -237,7 +253,7 @@ __device__ __forceinline__ void put_lines(const float (&sums)[Count], uint32_t r
             put_turned<Shape>(room, put, batch, column_of(piece), row_of(piece));
         else
             put_cells<Shape, false>(room, put, !ahead && packed, batch, row_of(piece),
-                                    column_of(piece));
+                                    column_of(piece), end);
     }
 }
 

@@ -112,7 +112,7 @@ __device__ __forceinline__ void gemm_wgmma_runs(const Grid& grid, const Put& put
     if (warp < 4) {
         if constexpr (R::deals)
             asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(R::producer_registers));
-        if (threadIdx.x == 0) {
+        if (leads_copies(warp)) {
             ready();
             for (Mine run(said[0]); run.any(); run.next()) {
                 const int az = Layout::a_batched ? int(run.batch()) : 0,

@@ -200,14 +200,14 @@ __device__ __forceinline__ void gemm_wgmma_writers(const Grid& grid, const Put& 
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     if constexpr (Pair > 1)
-        sync_cluster();
+        meet_cluster();
     else
         __syncthreads();
     const uint32_t high = Pair > 1 ? cluster_rank() : 0;
     const uint32_t first = grid.block / Pair, stride = grid.blocks / Pair;
     if (warp < 4) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(R::producer_registers));
-        if (threadIdx.x == 0) {
+        if (leads_copies(warp)) {
             ready();
             copy_tiles<Layout, Shape, Place>(room, first, stride, high, map_a, map_b);
         }
@@ -273,7 +273,7 @@ __device__ __forceinline__ void gemm_wgmma_writers(const Grid& grid, const Put& 
         else
             write_tiles<Layout, Shape, Place, 1, false>(put, room, first, stride, high);
     }
-    if constexpr (Pair > 1) sync_cluster();  // no block leaves while another writes into it
+    if constexpr (Pair > 1) meet_cluster();  // no block leaves while another writes into it
 }
 
 }  // namespace aicf
