@@ -332,7 +332,11 @@ class RowText {
         const std::string kernel = norm_ ? back ? "normalize_bwd" : "normalize"
                                    : log ? name_.substr(4)
                                          : name_;
-        call(kernel + "_rows", type + flags, norm_ && !back ? number_of(row_.at) : "");
+        call(kernel + "_rows", type + flags, norm_ && !back ? last_of_norm() : "");
+    }
+    /// Where a norm's mean goes, and its number.
+    std::string last_of_norm() const {
+        return (name_ == "normalize_mean" ? "" : ", Nowhere{}") + number_of(row_.at);
     }
 
     const LoweredOp& op_;

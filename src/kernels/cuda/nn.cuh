@@ -198,9 +198,10 @@ __device__ __forceinline__ void softmax_bwd_rows(const Grid& grid, Y y, Dy dy, P
     });
 }
 
-template <class A, class Team, bool Center, class Shape, class Make, class Put, class Set>
-__device__ __forceinline__ void normalize_rows(const Grid& grid, Make make, Put put, Set rstd,
-                                               A eps) {
+template <class A, class Team, bool Center, class Shape, class Make, class Put, class Rstd,
+          class Mean>
+__device__ __forceinline__ void normalize_rows(const Grid& grid, Make make, Put put, Rstd set_rstd,
+                                               Mean set_mean, A eps) {
     extern __shared__ __align__(16) char bytes[];
     Team team{reinterpret_cast<A*>(bytes)};
     Team::template each<Shape::rows>(grid, [&](int64_t r, bool mine) {
@@ -212,7 +213,10 @@ __device__ __forceinline__ void normalize_rows(const Grid& grid, Make make, Put 
         const A scale = scalar::div(A(1), scalar::sqrt(by_count<Shape::n>(sum) + eps));
         const auto y = team.map(x, [=](A v) { return (v - mean) * scale; });
         if (mine) team.put(y, put(r));
-        if (mine && team.leads()) rstd(r, scale);
+        if (mine && team.leads()) {
+            set_rstd(r, scale);
+            set_mean(r, mean);
+        }
     });
 }
 

@@ -12,10 +12,12 @@ namespace {
 /// The row ops, and how often their kernels read rows of elements, all operands together, where
 /// they neither hold nor keep them; of norms without a mean.
 constexpr std::pair<std::string_view, int64_t> kPasses[] = {
-    {"softmax", 3},           {"softmax_bwd", 4},        {"log_softmax", 3},
-    {"log_softmax_bwd", 3},   {"normalize", 2},          {"normalize_bwd", 4},
-    {"cross_entropy", 2},     {"cross_entropy_grad", 1}, {"normalize_axes", 2},
-    {"normalize_axes_bwd", 4}};
+    {"softmax", 3},        {"softmax_bwd", 4},
+    {"log_softmax", 3},    {"log_softmax_bwd", 3},
+    {"normalize", 2},      {"normalize_bwd", 4},
+    {"cross_entropy", 2},  {"cross_entropy_grad", 1},
+    {"normalize_axes", 2}, {"normalize_axes_bwd", 4},
+    {"normalize_mean", 2}};
 
 int64_t passes_of(const LoweredOp& op, const RowOp& row) {
     int64_t count = 0;
