@@ -1,6 +1,6 @@
 """Times ops that wait for memory on a GPU beside PyTorch's compiler, at sizes of large models.
 
-    python bench/rows_gpu.py [section ...] [--rounds 9] [--json FILE]
+    python bench/rows_gpu.py [section ...] [--rounds 9] [--jobs 1] [--json FILE]
 
 Sections: rows (softmax, norms, losses, in bfloat16), sums, moves (joined tensors, rows by number,
 which are in range), scans, chains, adam. Both are replayed from CUDA graphs, by turns. TB/s count
@@ -12,9 +12,12 @@ import argparse
 import datetime
 import json
 import math
+import multiprocessing
+import os
 import statistics
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import aicf
@@ -159,46 +162,54 @@ ROW_OPS = (
 )
 
 
+MOST = (1 << 20) - 3
+
+
 def numbers(shape, dtype, seed=0):
     """Random numbers, of which large arrays repeat a million."""
-    count = math.prod(shape)
-    some = np.random.default_rng(seed).standard_normal(min(count, (1 << 20) - 3), np.float32)
+    some = np.random.default_rng(seed).standard_normal(min(math.prod(shape), MOST), np.float32)
     return np.resize(some.astype(ml_dtypes.bfloat16 if dtype == BF16 else np.float32), shape)
 
 
-def array(spec):
-    shape, kind = spec
-    if isinstance(kind, str):
-        return numbers(shape, kind)
-    return np.random.default_rng(0).integers(0, kind, shape)
+def tensor(shape, kind, seed=0):
+    """The same on the GPU, where they are repeated; or, of a number, integers below it."""
+    import torch
+
+    if not isinstance(kind, str):
+        return torch.from_numpy(np.random.default_rng(seed).integers(0, kind, shape)).cuda()
+    count = math.prod(shape)
+    some = numbers((min(count, MOST),), kind, seed)
+    if kind == BF16:
+        some = torch.from_numpy(some.view(np.int16)).cuda().view(torch.bfloat16)
+    else:
+        some = torch.from_numpy(some).cuda()
+    return some.repeat(-(-count // MOST))[:count].reshape(shape)
 
 
 def adam(case):
     g = aicf.Graph(case.ours)
-    params = {
-        g.param(f"p{k}", PARAM, init=numbers(PARAM, F32, k)): g.state(f"g{k}", PARAM)
-        for k in range(PARAMS)
-    }
+    params = {g.param(f"p{k}", PARAM): g.state(f"g{k}", PARAM) for k in range(PARAMS)}
     g.update(params, getattr(aicf.optim, case.ours)(lr=1e-3))
-    return g, 28 * PARAMS * math.prod(PARAM)
+    step = g.compile(device="cuda")
+    step.bind(**{f"p{k}": tensor(PARAM, F32, k) for k in range(PARAMS)})
+    return step, 28 * PARAMS * math.prod(PARAM)
 
 
 def ours(case):
     """A compiled step, and the bytes that it has to move."""
     if case.section == "adam":
-        g, moved = adam(case)
-        return g.compile(device="cuda"), moved
+        return adam(case)
     g = aicf.Graph(case.section)
-    values, moved = {}, 0
-    for name, spec in case.operands.items():
-        data = array(spec)
-        moved += data.nbytes
-        values[name] = g.state(name, data.shape, data.dtype.name, init=data)
+    values, moved, given = {}, 0, {}
+    for name, (shape, kind) in case.operands.items():
+        dtype = kind if isinstance(kind, str) else "int64"
+        moved += math.prod(shape) * BYTES[dtype]
+        values[name], given[name] = g.state(name, shape, dtype), (shape, kind)
     y = case.ours(aicf, **values)
     g.output("y", y)
     moved += math.prod(y.shape) * BYTES[y.dtype]
     if case.gradients:
-        dy = g.state("dy", y.shape, y.dtype, init=numbers(y.shape, y.dtype, 1))
+        dy, given["dy"] = g.state("dy", y.shape, y.dtype), (y.shape, y.dtype, 1)
         moved += math.prod(y.shape) * BYTES[y.dtype]
         floats = [v for v in values.values() if v.dtype != "int64"]
         for k, dx in enumerate(aicf.grad(y, floats, dy)):
@@ -207,16 +218,9 @@ def ours(case):
     if "embedding" in case.name:  # the rows that are read, not the table
         shape, dtype = case.operands["w"]
         moved += (math.prod(y.shape) - math.prod(shape)) * BYTES[dtype]
-    return g.compile(device="cuda", checks="off"), moved
-
-
-def tensor(spec):
-    import torch
-
-    data = array(spec)
-    if data.dtype == ml_dtypes.bfloat16:
-        return torch.from_numpy(data.view(np.int16)).cuda().view(torch.bfloat16)
-    return torch.from_numpy(data).cuda()
+    step = g.compile(device="cuda", checks="off")
+    step.bind(**{name: tensor(*spec) for name, spec in given.items()})
+    return step, moved
 
 
 def theirs(case):
@@ -224,13 +228,13 @@ def theirs(case):
     import torch
 
     if case.section == "adam":
-        params = [torch.nn.Parameter(tensor((PARAM, F32))) for _ in range(PARAMS)]
+        params = [torch.nn.Parameter(tensor(PARAM, F32, k)) for k in range(PARAMS)]
         for p in params:
             p.grad = torch.zeros_like(p)
         optimizer = getattr(torch.optim, case.theirs)(params, lr=1e-3, fused=True, capturable=True)
         call = optimizer.step
     else:
-        tensors = {name: tensor(spec) for name, spec in case.operands.items()}
+        tensors = {name: tensor(*spec) for name, spec in case.operands.items()}
         floats = [x for x in tensors.values() if x.is_floating_point()]
         for x in floats:
             x.requires_grad_(case.gradients)
@@ -281,6 +285,27 @@ def take_turns(calls, rounds, most=200):
     return taken
 
 
+def compiled(chosen, alone):
+    """Compiles cases, whose kernels both sides keep on disk."""
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+    import torch
+
+    every = list(cases())
+    for number in chosen:
+        ours(every[number])
+        if not alone:
+            theirs(every[number])
+        torch.compiler.reset()
+        torch.cuda.empty_cache()
+
+
+def compile_beside(chosen, jobs, alone):
+    """The same by processes of their own, side by side."""
+    jobs = min(jobs, len(chosen))
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+        list(pool.map(compiled, [chosen[job::jobs] for job in range(jobs)], [alone] * jobs))
+
+
 def measured(case, rounds, alone):
     import torch
 
@@ -323,19 +348,27 @@ def main():
         "--only", nargs="+", default=[""], help="cases whose names hold one of these"
     )
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--jobs", type=int, default=1, help="processes that compile beforehand")
     parser.add_argument("--alone", action="store_true", help="without PyTorch's compiler")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     import torch
 
+    chosen = [
+        number
+        for number, case in enumerate(cases())
+        if (not args.sections or case.section in args.sections)
+        and any(part in case.name for part in args.only)
+    ]
+    start = time.perf_counter()
+    if args.jobs > 1:
+        compile_beside(chosen, args.jobs, args.alone)
+        print(f"compiled in {time.perf_counter() - start:.0f} s", flush=True)
     copy = copy_rate()
     print(f"copy: {copy:.2f} TB/s", flush=True)
     rows = []
-    for case in cases():
-        if args.sections and case.section not in args.sections:
-            continue
-        if not any(part in case.name for part in args.only):
-            continue
+    for number in chosen:
+        case = list(cases())[number]
         rows.append(row := measured(case, args.rounds, args.alone))
         peer = row["ratio"].get("torch.compile", [math.nan])[0]
         print(

@@ -88,7 +88,7 @@ def test_every_lowered_op_has_a_cpu_kernel():
         for passes in ((), "default"):
             seen |= {launch.op for launch in g.compile(device="cpu", passes=passes).trace}
     for_gpus = {"sequence", "block_loop", "chain", "gemm_f32", "subtree_sums", "subtree_mean"}
-    for_gpus |= {"normalize_axes", "normalize_axes_bwd"}
+    for_gpus |= {"normalize_axes", "normalize_axes_bwd", "normalize_mean"}
     missing = set(_core.lowered_names()) - seen - CUSTOM - for_gpus
     assert missing == set(), f"lowered ops that no row of the table reaches: {missing}"
 

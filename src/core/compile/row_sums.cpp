@@ -52,12 +52,14 @@ class RowSums : Groups {
     }
 };
 
-/// What makes a norm's result again: from its operand, times one number a row.
+/// What makes a norm's result again: from its operand, less a mean of the row where it has a
+/// center, times one number a row.
 struct Remade {
     View y, x, scale;
+    std::optional<View> mean;
 };
 
-/// A norm of no center whose result is stored for a group alone, and the value's place in it.
+/// A norm whose result is stored for a group alone, and the value's place in it.
 struct StoredNorm {
     LoweredOp* op = nullptr;
     size_t result = 0;  // of its outputs
@@ -92,7 +94,7 @@ std::optional<StoredNorm> stored_norm(Lowered& lowered, const LoweredOp& group) 
         for (size_t k = 0; k < op.outputs.size(); k++)
             if (op.outputs[k].value == norm.from.y.value) norm.op = &op, norm.result = k;
     if (!norm.op || norm.op->body.empty() || anchor(*norm.op).name != "normalize" ||
-        anchor_attrs(*norm.op).flag("center") || read_elsewhere(lowered, norm.from.y.value, group))
+        read_elsewhere(lowered, norm.from.y.value, group))
         return std::nullopt;
     const RegionStep& step = norm.op->body[anchor_step(*norm.op)];
     const int results = static_cast<int>(norm.op->inputs.size());
@@ -124,9 +126,10 @@ LoweredOp remade(Lowered& lowered, LoweredOp op, const Remade& from) {
         op.attrs = {};
         op.body = {step};
     }
-    const int scale = static_cast<int>(op.inputs.size());
+    const int scale = static_cast<int>(op.inputs.size()), more = from.mean ? 2 : 1;
     op.inputs[static_cast<size_t>(at)] = from.x;
     op.inputs.push_back(from.scale);
+    if (from.mean) op.inputs.push_back(*from.mean);
     std::vector<RegionStep> steps;
     const auto make = [&](const char* name, std::vector<int> inputs, DType dtype,
                           const Attrs& attrs) {
@@ -146,24 +149,55 @@ LoweredOp remade(Lowered& lowered, LoweredOp op, const Remade& from) {
     };
     const DType dtype = from.y.dtype, wide = from.scale.dtype;
     int y = dtype == wide ? at : cast(at, wide);
+    if (from.mean) y = make("sub", {y, scale + 1}, wide, {});
     y = make("mul", {y, scale}, wide, {});
     if (dtype != wide) y = cast(y, dtype);
     for (RegionStep& step : op.body)
         for (auto* numbers : {&step.inputs, &step.outputs})
-            for (int& number : *numbers) number = number == at ? y : number + (number >= scale);
+            for (int& number : *numbers)
+                number = number == at ? y : number + (number >= scale ? more : 0);
     op.body.insert(op.body.begin(), steps.begin(), steps.end());
     return op;
 }
 
-/// A norm without center (rms_norm) whose result only its gradients read does not store it: they
-/// read its operand in its place, and make it again by one product.
+/// The norm's result has no memory any more, but its mean where gradients take it.
+void store_mean_alone(StoredNorm& norm) {
+    LoweredOp& op = *norm.op;
+    const auto inputs = static_cast<int>(op.inputs.size());
+    const int result = inputs + static_cast<int>(norm.result),
+              end = inputs + static_cast<int>(op.outputs.size()), more = norm.from.mean ? 1 : 0,
+              last = end + static_cast<int>(op.inner.size()) - 1 + more;
+    RegionStep& step = op.body[anchor_step(op)];
+    View mean = op.operand(step.outputs[1]);
+    for (RegionStep& one : op.body)
+        for (auto* numbers : {&one.inputs, &one.outputs})
+            for (int& number : *numbers)
+                number = number == result ? last
+                         : number < end   ? number - (number > result)
+                                          : number - 1 + more;
+    op.inner.push_back(op.outputs[norm.result]);
+    op.outputs.erase(op.outputs.begin() + static_cast<ptrdiff_t>(norm.result));
+    if (!norm.from.mean) return;
+    mean.value = norm.from.mean->value;
+    op.outputs.push_back(mean);
+    step.def = find_lowered("normalize_mean");
+    step.outputs.push_back(end - 1);
+}
+
+/// A norm whose result only its gradients read does not store it: they read its operand in its
+/// place, and make it again.
 void remake_norms(Lowered& lowered, const Target& target) {
     for (size_t at = 0; at < lowered.ops.size(); at++) {
         if (!target.sums_beside(lowered.ops[at])) continue;
-        const std::optional<StoredNorm> norm = stored_norm(lowered, lowered.ops[at]);
+        std::optional<StoredNorm> norm = stored_norm(lowered, lowered.ops[at]);
         if (!norm || find_view(lowered.ops[at].inputs, norm->from.x) >= 0) continue;
         const auto of_norm = static_cast<size_t>(norm->op - lowered.ops.data());
         const size_t values = lowered.values.size();
+        if (anchor_attrs(*norm->op).flag("center")) {
+            const Type rows = lowered.values[static_cast<size_t>(norm->from.scale.value)].type;
+            norm->from.mean = norm->from.scale;
+            norm->from.mean->value = append_value(lowered, rows, "mean");
+        }
         std::vector<LoweredOp> members;
         std::vector<int> all;
         for (const LoweredOp& member : lowered.ops[at].members) {
@@ -178,16 +212,8 @@ void remake_norms(Lowered& lowered, const Target& target) {
             continue;
         }
         lowered.ops[at] = std::move(group);
-        LoweredOp& op = lowered.ops[of_norm];
-        const int result = static_cast<int>(op.inputs.size() + norm->result),
-                  last =
-                      static_cast<int>(op.inputs.size() + op.outputs.size() + op.inner.size()) - 1;
-        op.inner.push_back(op.outputs[norm->result]);
-        op.outputs.erase(op.outputs.begin() + static_cast<ptrdiff_t>(norm->result));
-        for (RegionStep& step : op.body)
-            for (auto* numbers : {&step.inputs, &step.outputs})
-                for (int& number : *numbers)
-                    number = number == result ? last : number - (number > result);
+        norm->op = &lowered.ops[of_norm];
+        store_mean_alone(*norm);
     }
 }
 

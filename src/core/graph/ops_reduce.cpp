@@ -258,6 +258,12 @@ std::vector<Type> infer_normalize(const InferContext& c) {
     return {{c.dtype(0), c.shape(0)}, {compute_dtype(c.dtype(0)), rows}};
 }
 
+std::vector<Type> infer_normalize_mean(const InferContext& c) {
+    std::vector<Type> types = infer_normalize(c);
+    types.push_back(types[1]);
+    return types;
+}
+
 std::vector<Type> infer_normalize_bwd(const InferContext& c) {
     const Dims rows = row_shape(c);
     c.need_dtype(1, compute_dtype(c.dtype(0)));
@@ -401,6 +407,13 @@ void define_scans_and_norms() {
                     .rows = {0, 2, 3},
                     .portable = true,
                     .flops_per_element = 8};
+    // With the mean, which y is made again from.
+    LoweredDef with_mean = forward;
+    with_mean.name = "normalize_mean";
+    with_mean.outputs.push_back("mean");
+    with_mean.infer = infer_normalize_mean;
+    with_mean.portable = false;
+    define(with_mean);
     for (LoweredDef* def : {&forward, &back}) {
         define(*def);
         def->name.insert(std::string("normalize").size(), "_axes");

@@ -25,12 +25,13 @@ class RowText {
           outer_(inputs_ + static_cast<int>(op.outputs.size())),
           norm_(name_.starts_with("normalize")),
           kept_(kept_warps(op, row_, limits)),
+          filled_(filled()),
           // An empty row of a norm has its rstd too.
           rows_(row_.n || norm_ ? element_count(row_.others) : 0),
           ahead_(ahead()) {}
 
     KernelText text() {
-        text_.includes = {"nn.cuh"};
+        text_.includes = {filled_.warps ? "filled_rows.cuh" : kept_ ? "kept_rows.cuh" : "nn.cuh"};
         text_.name = cat(kernel_stem(op_), "_", dtype_abbrev(row_.x->dtype));
         operands();
         put();
@@ -39,7 +40,9 @@ class RowText {
         if (name_ == "cross_entropy_grad" && row_.n > kTreeLeaf)
             long_loss_gradient();
         else if (kept_)
-            kept_loss();
+            kept_rows();
+        else if (filled_.warps)
+            filled_rows();
         else
             rows();
         return text_;
@@ -129,10 +132,11 @@ class RowText {
     /// The elements of an input's rows; of one that lies in memory they are read as they are.
     void elements(int position, int number) {
         const std::vector<size_t> steps = steps_for(op_, 0, row_.at, {number});
-        text_.body +=
-            row_struct(op_, layout_, std::to_string(position),
-                       steps.empty() ? std::vector<int>{number} : inputs_of(op_, steps), steps,
-                       operand_text(op_, number), a_, kept_ || ahead_ ? "@_Elem" : "");
+        text_.body += row_struct(op_, layout_, std::to_string(position),
+                                 steps.empty() ? std::vector<int>{number} : inputs_of(op_, steps),
+                                 steps, operand_text(op_, number), a_,
+                                 kept_ || ahead_ || filled_.warps ? "@_Elem" : "",
+                                 filled_.warps ? own_of(position) : -1);
         arguments_ += cat(", @_Make", position, "{block}");
     }
 
@@ -143,14 +147,65 @@ class RowText {
         return cat("    static constexpr bool many = ", set ? "true" : "false", ";\n");
     }
 
+    /// The input whose elements of 16 bits a block keeps for those of an operand, which they hold,
+    /// where it can: the other inputs lie side by side or are one for the row. -1: it cannot.
+    int own_of(int position) const {
+        int own = -1;
+        const DType dtype = op_.operand(row_.operands[static_cast<size_t>(position)]).dtype;
+        for (int k : reads(position)) {
+            const View& view = op_.inputs[static_cast<size_t>(k)];
+            if (!beside(view)) return -1;
+            if (own < 0 && view.dtype == dtype && is_16_bit(dtype) &&
+                view.strides[row_.axis] == 1 && alike(view) % 8 == 0 && alike(view) > 0)
+                own = k;
+        }
+        return own;
+    }
+    /// Whether elements of 2 or 4 bytes lie side by side along a row or are one.
+    bool beside(const View& view) const {
+        const int64_t step = view.strides[row_.axis], size = dtype_size(view.dtype);
+        return view.shape.rank() == row_.x->shape.rank() && (size == 2 || size == 4) &&
+               (step == 0 || (step == 1 && alike(view) > 0 && alike(view) % 4 == 0));
+    }
+    /// How blocks have rows that they fill ahead; of no warps: they don't.
+    FilledTeam filled() const {
+        const bool back = name_ == "normalize_bwd";
+        if ((name_ != "normalize" && name_ != "normalize_mean" && !back &&
+             !name_.ends_with("softmax_bwd")) ||
+            row_.axes > 1 || a_ != "float" || row_.n % 8 != 0)
+            return {};
+        int64_t count = 0;
+        for (int position = 0; position < row_.takes; position++)
+            if (row_.elements(position)) {
+                if (own_of(position) < 0 ||
+                    op_.operand(row_.operands[static_cast<size_t>(position)]).dtype !=
+                        row_.x->dtype)
+                    return {};
+                count++;
+            }
+        std::vector<int> all = stored();
+        const bool direct = op_.body.empty();
+        if (!direct) {
+            const std::vector<size_t> steps = steps_for(op_, 0, op_.body.size(), all);
+            for (int k : read_by(steps)) all.push_back(k);
+        }
+        for (int k : all)
+            if (!beside(op_.operand(k)) || (k >= inputs_ && op_.operand(k).strides[row_.axis] != 1))
+                return {};
+        return filled_team(row_, element_count(row_.others), count, count == 1 ? 1 : 2, limits_);
+    }
+
     /// Whether rows of 16 bits are read ahead, for teams that take enough of them.
     bool ahead() const {
         if (limits_.one_block || limits_.most_warps < 32 || loss_region(op_)) return false;
-        if (name_ != "softmax" && name_ != "log_softmax" && name_ != "cross_entropy") return false;
+        const bool norm = name_ == "normalize" || name_ == "normalize_mean";
+        if (!norm && name_ != "softmax" && name_ != "log_softmax" && name_ != "cross_entropy")
+            return false;
         const Team team = row_team(op_, row_, limits_);
         const int number = row_.operands[0];
         if (team.side == 0 || row_.n % team.side != 0 || a_ != "float" ||
-            (number >= inputs_ && number < outer_))
+            (number >= inputs_ && number < outer_) ||
+            (norm && (team.warps > 1 || team.lanes < 32 || !puts_beside(team.side))))
             return false;
         for (int k : reads(0)) {
             const View& view = op_.inputs[static_cast<size_t>(k)];
@@ -161,19 +216,37 @@ class RowText {
         }
         return rows_ >= kAheadRows * teams_of(team) * ahead_blocks(team, 1);
     }
+    /// Whether what a norm's results are made with is the same for all rows, and all lies beside.
+    bool puts_beside(int64_t side) const {
+        std::vector<int> all = stored();
+        if (!op_.body.empty())
+            for (int k : read_by(steps_for(op_, 0, op_.body.size(), stored()))) all.push_back(k);
+        return row_.axes == 1 && std::all_of(all.begin(), all.end(), [&](int k) {
+                   const View& view = op_.operand(k);
+                   bool same =
+                       beside(view) && (view.strides[row_.axis] == 0 || alike(view) % side == 0);
+                   for (int axis = 0; axis < view.shape.rank(); axis++)
+                       same = same && (k >= inputs_ || axis == row_.axis || view.shape[axis] == 1 ||
+                                       view.strides[axis] == 0);
+                   return same && (k < inputs_ || view.strides[row_.axis] == 1);
+               });
+    }
     static int64_t teams_of(const Team& team) {  // of a block
         return team.warps > 1 ? 1 : kRowWarps * 32 / team.lanes;
     }
     /// The blocks of a processor that registers have room for, by the elements of a thread; more
     /// where these still take many rows each, so that none waits long for the last.
-    int64_t ahead_blocks(const Team& team, int64_t most = 4) const {
+    int64_t ahead_resident(const Team& team) const {
         const int64_t each = ceil_div(row_.n, team.warps > 1 ? 32 * team.warps : team.lanes),
                       warps = each <= 8    ? 48
                               : each <= 16 ? 32
                               : each <= 24 ? 24
                                            : 16,
-                      block = team.warps > 1 ? team.warps : kRowWarps,
-                      all = std::max<int64_t>(warps / block, 1) * limits_.processors;
+                      block = team.warps > 1 ? team.warps : kRowWarps;
+        return std::max<int64_t>(warps / block, 1);
+    }
+    int64_t ahead_blocks(const Team& team, int64_t most = 4) const {
+        const int64_t all = ahead_resident(team) * limits_.processors;
         return rows_ >= 2 * most * kAheadRows * teams_of(team) * all ? most * all : all;
     }
 
@@ -258,6 +331,8 @@ class RowText {
                                         ? ""
                                         : cat("r", results[0] - inputs_, "[j] = v[j];");
         if (kept_) fields_ += across(results[0] - inputs_, a_);
+        if (filled_.warps || (ahead_ && norm_))
+            fields_ += beside_text(read_by(steps), results, before, formula);
         put_struct(!results.empty(), before + load, formula, store);
     }
     void put_struct(bool stores, const std::string& load, const std::string& formula,
@@ -282,6 +357,42 @@ class RowText {
             cat("    ", kernel, "<", a_, ", ", own, "@_Shape>(grid", arguments_, number, ");\n}\n");
     }
 
+    /// What FilledRows takes of a row of @_Put: all reads of some elements, then all stores.
+    std::string beside_text(const std::vector<int>& read, const std::vector<int>& results,
+                            const std::string& before, const std::string& formula) const {
+        std::string some, together, loads, opens, stores;
+        for (int k : read) {
+            const char* e = cuda_type(op_.operand(k).dtype);
+            const std::string step = cat("@_Elem", k, "::step"),
+                              type = cat("Stored<", e, ", ", step, " == 0 ? 1 : V>");
+            some += cat("            ", type, " x", k, ";\n");
+            together += cat(" && (", step, " == 0 || aligned_for<V>(x", k, "))");
+            loads += cat(loads.empty() ? "" : ", ", type, "::template load<Together>(x", k,
+                         " + @_Elem", k, "::at(i))");
+            opens += cat("            Wide<", e, "> a", k, "[V];\n#pragma unroll\n",
+                         "            for (int j = 0; j < V; j++) a", k, "[j] = widen(some.x", k,
+                         "[", step, " == 0 ? 0 : j]);\n");
+        }
+        for (int number : results) {
+            const int k = number - inputs_;
+            together += cat(" && aligned_for<V>(y", k, ")");
+            opens +=
+                cat("            Wide<", cuda_type(op_.operand(number).dtype), "> r", k, "[V];\n");
+            stores += cat("            store_beside<V, Together>(y", k, " + i, r", k, ");\n");
+        }
+        const std::string head = "        __device__ __forceinline__ ";
+        return cat("        template <int V>\n        struct Some {\n", some,
+                   "        };\n        template <int V>\n", head,
+                   "bool together() const {\n            return true", together,
+                   ";\n        }\n        template <int V, bool Together>\n", head,
+                   "Some<V> beside(int64_t i) const {\n            return {", loads,
+                   "};\n        }\n        template <int V, bool Together>\n", head,
+                   "void finish(int64_t i, const ", a_, " (&v)[V], const Some<V>& some) const {\n",
+                   before, opens,
+                   "#pragma unroll\n            for (int j = 0; j < V; j++) {\n            ",
+                   formula, "\n            }\n", stores, "        }\n");
+    }
+
     /// The gradient of a loss's long rows: each thread has elements of its own.
     void long_loss_gradient() {
         const int64_t lot = row_.n < kRowWarps * kTreeLeaf ? 2 : 4;
@@ -290,13 +401,37 @@ class RowText {
         call("cross_entropy_grad", cat(lot, ", "), number_of(row_.at));
     }
 
-    /// A loss with its gradient in blocks that keep a row of logits.
-    void kept_loss() {
+    /// Softmax, or a loss with its gradient, in blocks that keep a row.
+    void kept_rows() {
         text_.threads = 32 * kept_;
         text_.blocks = std::min<int64_t>(rows_, limits_.processors);
         const int64_t leaves = ceil_div(row_.n, kTreeLeaf);
         text_.shared = static_cast<uint32_t>(dtype_size(DType::f32) * (row_.n + leaves + kept_));
-        call("cross_entropy_kept", cat(kept_, ", "), number_of(row_.at + 1));
+        if (name_ == "softmax")
+            call("softmax_kept", cat(kept_, row_.attrs->flag("masked") ? ", true, " : ", false, ",
+                                     kept_ <= kKeptWarps ? "true, " : "false, "));
+        else
+            call("cross_entropy_kept", cat(kept_, ", "), number_of(row_.at + 1));
+    }
+
+    /// Norms and gradients in blocks that fill rows ahead.
+    void filled_rows() {
+        text_.threads = static_cast<int>(32 * filled_.warps);
+        text_.resident = filled_.resident;
+        text_.blocks = std::min<int64_t>(rows_, int64_t{limits_.processors} * filled_.resident);
+        text_.shared = static_cast<uint32_t>(filled_.bytes);
+        const bool log = name_.starts_with("log_"), back = name_.ends_with("_bwd");
+        const bool set = norm_ ? row_.attrs->flag("center") : log;
+        const std::string kernel = norm_ ? back ? "normalize_bwd" : "normalize"
+                                   : log ? name_.substr(4)
+                                         : name_;
+        call(kernel + "_filled",
+             cat(filled_.warps, ", ", cuda_type(row_.x->dtype), set ? ", true, " : ", false, "),
+             norm_ && !back ? last_of_norm() : "");
+    }
+    /// Where a norm's mean goes, and its number.
+    std::string last_of_norm() const {
+        return (name_ == "normalize_mean" ? "" : ", Nowhere{}") + number_of(row_.at);
     }
 
     /// A team of lanes or warps a row.
@@ -310,6 +445,7 @@ class RowText {
         text_.shared = static_cast<uint32_t>(team.results *
                                              dtype_size(a_ == "double" ? DType::f64 : DType::f32));
         if (ahead_) text_.blocks = std::min(text_.blocks, ahead_blocks(team));
+        if (ahead_ && norm_) text_.resident = static_cast<int>(ahead_resident(team));
         if (team.kept) {
             text_.shared = static_cast<uint32_t>(team.kept);
             text_.resident = team.resident;
@@ -332,7 +468,9 @@ class RowText {
         const std::string kernel = norm_ ? back ? "normalize_bwd" : "normalize"
                                    : log ? name_.substr(4)
                                          : name_;
-        call(kernel + "_rows", type + flags, norm_ && !back ? number_of(row_.at) : "");
+        if (norm_ && ahead_) flags += ahead;
+        call(kernel + (norm_ && ahead_ ? "_ahead" : "_rows"), type + flags,
+             norm_ && !back ? last_of_norm() : "");
     }
 
     const LoweredOp& op_;
@@ -344,6 +482,7 @@ class RowText {
     const int inputs_, outer_;  // how many inputs, and inputs and results
     const bool norm_;
     const int kept_;  // kept_warps
+    const FilledTeam filled_;
     const int64_t rows_;
     const bool ahead_;             // rows are read while their team is at the one before
     std::string arguments_;        // of the call

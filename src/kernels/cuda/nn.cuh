@@ -9,6 +9,29 @@
 
 namespace aicf {
 
+/// V elements from y on, side by side; `Together`: in one store.
+template <int V, bool Together, class E, class C>
+__device__ __forceinline__ void store_across(E* y, const C (&a)[V]) {
+    Pack<E, V> pack;
+#pragma unroll
+    for (int j = 0; j < V; j++) pack.at[j] = narrow<E>(a[j]);
+    if constexpr (Together) {
+        *reinterpret_cast<Pack<E, V>*>(y) = pack;
+    } else {
+#pragma unroll
+        for (int j = 0; j < V; j++) y[j] = pack.at[j];
+    }
+}
+
+/// V elements that are rounded to E.
+template <int V, bool Together, class E, class C>
+__device__ __forceinline__ void store_beside(E* y, const C (&a)[V]) {
+    if constexpr (is_16_bit<E>)
+        Words<E, V>::of(a).store(y, V, Together);
+    else
+        store_across<V, Together>(y, a);
+}
+
 /// A result that nobody wants.
 struct Nowhere {
     template <class A>
@@ -198,9 +221,10 @@ __device__ __forceinline__ void softmax_bwd_rows(const Grid& grid, Y y, Dy dy, P
     });
 }
 
-template <class A, class Team, bool Center, class Shape, class Make, class Put, class Set>
-__device__ __forceinline__ void normalize_rows(const Grid& grid, Make make, Put put, Set rstd,
-                                               A eps) {
+template <class A, class Team, bool Center, class Shape, class Make, class Put, class Rstd,
+          class Mean>
+__device__ __forceinline__ void normalize_rows(const Grid& grid, Make make, Put put, Rstd set_rstd,
+                                               Mean set_mean, A eps) {
     extern __shared__ __align__(16) char bytes[];
     Team team{reinterpret_cast<A*>(bytes)};
     Team::template each<Shape::rows>(grid, [&](int64_t r, bool mine) {
@@ -212,7 +236,55 @@ __device__ __forceinline__ void normalize_rows(const Grid& grid, Make make, Put 
         const A scale = scalar::div(A(1), scalar::sqrt(by_count<Shape::n>(sum) + eps));
         const auto y = team.map(x, [=](A v) { return (v - mean) * scale; });
         if (mine) team.put(y, put(r));
-        if (mine && team.leads()) rstd(r, scale);
+        if (mine && team.leads()) {
+            set_rstd(r, scale);
+            set_mean(r, mean);
+        }
+    });
+}
+
+/// The same of rows that are read ahead, where out = put(r) has beside and finish, as
+/// filled_rows.cuh has them, and what the former reads is the same for all rows. Of so many
+/// threads.
+template <class A, class Team, bool Center, int Threads, class Shape, class Make, class Put,
+          class Rstd, class Mean>
+__device__ __forceinline__ void normalize_ahead(const Grid& grid, Make make, Put put, Rstd set_rstd,
+                                                Mean set_mean, A eps) {
+    extern __shared__ __align__(16) char bytes[];
+    Team team{reinterpret_cast<A*>(bytes)};
+    typedef typename Team::Row Row;
+    constexpr int V = Row::side, lines = Row::lines;
+    const bool together = put(0).template together<V>();
+    decltype(put(0).template beside<V, true>(0)) some[Row::turns * lines];
+    const auto read = [&] {
+        if (together)
+            each_piece<Row>([&](int k, int i) { some[k] = put(0).template beside<V, true>(i); });
+        else
+            each_piece<Row>([&](int k, int i) { some[k] = put(0).template beside<V, false>(i); });
+    };
+    constexpr bool once = sizeof(some) <= 32;  // where registers have the room
+    if (once) read();
+    each_ahead<Team, Shape::rows, Threads>(grid, make, [&](int64_t r, bool mine, const Row& x) {
+        A mean = A(0);
+        if constexpr (Center) mean = by_count<Shape::n>(team.template reduce<SumOf<A>>(x));
+        const A sum = team.template reduce<SumOf<A>>(
+            team.map(x, [mean](A v) { return (v - mean) * (v - mean); }));
+        const A scale = scalar::div(A(1), scalar::sqrt(by_count<Shape::n>(sum) + eps));
+        const auto y = team.map(x, [=](A v) { return (v - mean) * scale; });
+        if (!once) read();
+        const auto out = put(r);
+        if (mine && together)
+            each_piece<Row>([&](int k, int i) {
+                out.template finish<V, true>(i, y.a[k / lines][k % lines], some[k]);
+            });
+        else if (mine)
+            each_piece<Row>([&](int k, int i) {
+                out.template finish<V, false>(i, y.a[k / lines][k % lines], some[k]);
+            });
+        if (mine && team.leads()) {
+            set_rstd(r, scale);
+            set_mean(r, mean);
+        }
     });
 }
 
@@ -351,181 +423,6 @@ __device__ __forceinline__ void cross_entropy_with_grad(const Grid& grid, Make m
             team.put(x, GradientRow<A, Shape::n, looks<A, Team, Shape>, decltype(put(r))>(
                             out, parts.most, parts.sum, scalar::div(scale, parts.sum), label));
     });
-}
-
-/// V elements from y on, side by side; `Together`: in one store.
-template <int V, bool Together, class E, class C>
-__device__ __forceinline__ void store_across(E* y, const C (&a)[V]) {
-    Pack<E, V> pack;
-#pragma unroll
-    for (int j = 0; j < V; j++) pack.at[j] = narrow<E>(a[j]);
-    if constexpr (Together) {
-        *reinterpret_cast<Pack<E, V>*>(y) = pack;
-    } else {
-#pragma unroll
-        for (int j = 0; j < V; j++) y[j] = pack.at[j];
-    }
-}
-
-/// body(i, line) for the fours of a row of N that are a thread's in a turn: leaves go round the
-/// warps.
-template <int Warps, int N, class Body>
-__device__ __forceinline__ void each_line(int turn, const Body& body) {
-    constexpr int span = Warps * int(kTreeLeaf);
-    const int first = turn * span + threadIdx.x / 32 * int(kTreeLeaf) + 4 * int(threadIdx.x & 31);
-#pragma unroll
-    for (int line = 0; line < 4; line++) {
-        const int i = first + line * int(kTreeLanes);
-        if ((turn + 1) * span <= N || i < N) body(i, line);
-    }
-}
-/// body(i, turn, line) for those of all turns.
-template <int Warps, int N, class Body>
-__device__ __forceinline__ void each_four(const Body& body) {
-    constexpr int span = Warps * int(kTreeLeaf);
-#pragma unroll
-    for (int turn = 0; turn < (N + span - 1) / span; turn++)
-        each_line<Warps, N>(turn, [&](int i, int line) { body(i, turn, line); });
-}
-
-/// So that what was made of x is made again.
-template <class T>
-__device__ __forceinline__ void keep_stored(T& x) {
-    static_assert(sizeof(T) == 8);
-#ifdef __CUDACC_RTC__
-    asm volatile("" : "+l"(reinterpret_cast<uint64_t&>(x)));
-#endif
-}
-
-template <int Warps, int N, bool Together, class Out, class A>
-__device__ __forceinline__ void put_shares(const Out& out, const A* exps, A share) {
-    each_four<Warps, N>([&](int i, int, int) {
-        const Pack<A, 4> exp = *reinterpret_cast<const Pack<A, 4>*>(exps + i);
-        A v[4];
-#pragma unroll
-        for (int c = 0; c < 4; c++) v[c] = exp.at[c] * share;
-        out.template across<4, Together>(i, v);
-    });
-}
-
-/// The same of rows in 16 bits that registers hold as they are stored, while their exponentials lie
-/// in shared memory: a row is read once, an exponential made once. A block goes on to its next row,
-/// which comes in the place of what it is done with. N is a multiple of 4; neighbours lie side by
-/// side in logits and gradient.
-template <class A, int Warps, class Shape, class Make, class Labels, class Loss, class Most,
-          class Sum, class Put>
-__device__ __forceinline__ void cross_entropy_kept(const Grid& grid, Make make, Labels labels,
-                                                   Loss loss, Most set_most, Sum set_sum, Put put,
-                                                   A scale) {
-    typedef typename decltype(make(0))::template Some<4> Four;
-    constexpr int n = int(Shape::n), leaves = int((n + kTreeLeaf - 1) / kTreeLeaf),
-                  turns = (leaves + Warps - 1) / Warps, lines = 4;
-    static_assert(n % 4 == 0 && leaves <= 128 && Warps <= 32);
-    extern __shared__ __align__(16) char bytes[];
-    A* const exps = reinterpret_cast<A*>(bytes);  // of which each thread touches its own alone
-    A* const sums = exps + n;                     // of leaves
-    A* const largest = sums + leaves;             // of warps
-    const int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
-    Four x[turns][lines];
-    typedef typename RowNumber<(Shape::rows < (1 << 30))>::type Number;
-    constexpr auto rows = Number(Shape::rows);
-    const auto step = Number(grid.blocks);
-    bool here = false;  // the row is on its way
-    for (auto r = Number(grid.block); r < rows; r += step) {
-        const auto row = make(r);
-        if (!here) {
-            if (row.template together<4>())
-                each_four<Warps, n>([&](int i, int turn, int line) {
-                    x[turn][line] = row.template across<4, true>(i);
-                });
-            else
-#pragma unroll
-                for (int turn = 0; turn < turns; turn++) {
-                    each_line<Warps, n>(turn, [&](int i, int line) {
-                        x[turn][line] = row.template across<4, false>(i);
-                    });
-                    __syncwarp();  // or all elements would have registers of their own
-                }
-        }
-        const int64_t named = labels(r);
-        const int label = named >= 0 && named < Shape::n ? int(named) : -1;
-        A of_label = A(0);  // read before its gradient takes its place
-        if (label >= 0 && threadIdx.x == 0) of_label = row(label);
-        A most = MaxOf<A>::missing();
-        each_four<Warps, n>([&](int, int turn, int line) {
-            A v[4];
-            row.template open<4>(x[turn][line], v);
-#pragma unroll
-            for (int c = 0; c < 4; c++) most = MaxOf<A>::join(most, v[c]);
-        });
-        const auto of_warp = [](A v) {
-#pragma unroll
-            for (int d = 16; d > 0; d /= 2)
-                v = MaxOf<A>::join(v, __shfl_xor_sync(0xffffffffu, v, d));
-            return v;
-        };
-        most = of_warp(most);
-        if (lane == 0) largest[warp] = most;
-        __syncthreads();
-        most = of_warp(lane < Warps ? largest[lane] : MaxOf<A>::missing());
-
-        // Or they would stay widened from the first pass to the second.
-        each_four<Warps, n>([&](int, int turn, int line) { keep_stored(x[turn][line]); });
-        const auto next = make(r + step < rows ? r + step : r);
-        here = r + step < rows && next.template together<4>();
-#pragma unroll
-        for (int turn = 0; turn < turns; turn++) {
-            A s[4];
-#pragma unroll
-            for (int c = 0; c < 4; c++) s[c] = SumOf<A>::missing();
-            each_line<Warps, n>(turn, [&](int i, int line) {
-                A v[4];
-                row.template open<4>(x[turn][line], v);
-                if (here) x[turn][line] = next.template across<4, true>(i);
-#pragma unroll
-                for (int c = 0; c < 4; c++) {
-                    v[c] = exp_below(v[c], most);
-                    s[c] = line == 0 ? v[c] : SumOf<A>::join(s[c], v[c]);
-                }
-                *reinterpret_cast<Pack<A, 4>*>(exps + i) = {v[0], v[1], v[2], v[3]};
-            });
-            const int leaf = turn * Warps + warp;
-            const A sum = join_lanes<SumOf<A>, 32>(s);
-            if (lane == 0 && leaf < leaves) sums[leaf] = sum;
-            __syncwarp();  // so that what comes next is asked for now, not behind the last turn
-        }
-        __syncthreads();
-        A part[4];
-#pragma unroll
-        for (int c = 0; c < 4; c++)
-            part[c] = 4 * lane + c < leaves ? sums[4 * lane + c] : SumOf<A>::missing();
-        A sum = SumOf<A>::join(SumOf<A>::join(part[0], part[1]), SumOf<A>::join(part[2], part[3]));
-#pragma unroll
-        for (int d = 1; d < 32; d *= 2)
-            sum = SumOf<A>::join(sum, __shfl_xor_sync(0xffffffffu, sum, d));
-        const A nan = static_cast<A>(scalar::from_bits(0x7fc00000u));
-        if (!(most - most == A(0))) sum = nan;
-        if (threadIdx.x == 0) {
-            loss(r,
-                 label >= 0 ? scalar::cross_entropy_loss(of_label, most, scalar::log(sum)) : nan);
-            set_most(r, most);
-            set_sum(r, sum);
-        }
-
-        const auto out = put(r);
-        if (label < 0) {
-            const A zeros[4] = {};
-            each_four<Warps, n>([&](int i, int, int) { out.template across<4, false>(i, zeros); });
-            continue;
-        }
-        if (label / int(kTreeLeaf) % Warps == warp && label % int(kTreeLanes) / 4 == lane)
-            exps[label] -= sum;
-        const A share = scalar::div(scale, sum);
-        if (out.template together<4>())
-            put_shares<Warps, n, true>(out, exps, share);
-        else
-            put_shares<Warps, n, false>(out, exps, share);
-    }
 }
 
 /// Short rows, by the teams that hold them.

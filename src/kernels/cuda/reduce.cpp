@@ -246,8 +246,8 @@ Tall tall_of(const LoweredOp& op, const Reduction& r, const std::vector<int>& re
 class RowStruct {
   public:
     RowStruct(const LoweredOp& op, const BlockLayout& layout, const std::string& a,
-              const std::string& beside)
-        : op_(op), layout_(layout), a_(a), beside_(beside) {}
+              const std::string& beside, int own)
+        : op_(op), layout_(layout), a_(a), beside_(beside), own_(own) {}
 
     /// An input that the row's elements are made from.
     void read(int k) {
@@ -273,7 +273,7 @@ class RowStruct {
                      const std::string& value) const {
         return cat("struct @_Row", name, " {\n    const @_Block& block;\n", fields_,
                    make_text(steps, value), load_text(), beside_.empty() ? "" : stored_text(),
-                   "};\nstruct @_Make", name,
+                   own_ < 0 ? "" : own_text(steps.empty()), "};\nstruct @_Make", name,
                    " {\n    const @_Block& block;\n    __device__ __forceinline__ @_Row", name,
                    " operator()(int64_t r) const {\n        return {block, ", makes_,
                    "};\n    }\n};\n");
@@ -288,7 +288,10 @@ class RowStruct {
         const std::string side = cat(beside_, k);
         stored_ += cat("        Stored<", e, ", ", side, "::step == 0 ? 1 : V> x", k, ";\n");
         together_ += cat(" && x", k, ".template together<V, ", side, ">()");
-        list(loads_, cat("x", k, ".template across<V, ", side, ", Together>(i)"));
+        const std::string load = cat("x", k, ".template across<V, ", side, ", Together>(i)");
+        list(loads_, load);
+        list(others_, k == own_ ? "{}" : load);
+        if (k != own_) others_together_ += cat(" && x", k, ".template together<V, ", side, ">()");
         open_ +=
             cat("        ", wide, " a", k, "[V];\n#pragma unroll\n        for (int j = 0; j < V; ",
                 "j++) a", k, "[j] = widen(some.x", k, "[", side, "::step == 0 ? 0 : j]);\n");
@@ -338,13 +341,32 @@ class RowStruct {
                    ", v);\n    }\n");
     }
 
+    /// What FilledRows takes of a row; `direct`: elements are those of the input.
+    std::string own_text(bool direct) const {
+        const char* e = cuda_type(op_.inputs[static_cast<size_t>(own_)].dtype);
+        return cat("    static constexpr bool direct = ", direct ? "true" : "false",
+                   ";\n    __device__ __forceinline__ const ", e, "* own() const { return x", own_,
+                   ".x; }\n    template <int V>\n    __device__ __forceinline__ bool "
+                   "beside_together() const {\n        return true",
+                   others_together_,
+                   ";\n    }\n    template <int V, bool Together>\n    __device__ "
+                   "__forceinline__ Some<V> beside(int64_t i) const {\n        return {",
+                   others_,
+                   "};\n    }\n    template <int V>\n    __device__ __forceinline__ static "
+                   "void with(Some<V>& some, const ",
+                   e, "* kept) {\n        some.x", own_, " = Stored<", e,
+                   ", V>::template load<true>(kept);\n    }\n");
+    }
+
     const LoweredOp& op_;
     const BlockLayout& layout_;
     const std::string &a_, &beside_;
+    const int own_;
     std::string fields_, makes_;                    // of @_Row, and what @_Make gives them
     std::string params_, operands_;                 // of make<V>
     std::string load_one_, load_some_, aligned_;    // statements; a condition
     std::string stored_, together_, loads_, open_;  // the same of elements as they are stored
+    std::string others_, others_together_;          // of inputs that are not own_
 };
 
 }  // namespace
@@ -362,8 +384,9 @@ bool is_reduction(const LoweredDef& def) { return find_reducer(def.name) != null
 
 std::string row_struct(const LoweredOp& op, const BlockLayout& layout, const std::string& name,
                        const std::vector<int>& read, const std::vector<size_t>& steps,
-                       const std::string& value, const std::string& a, const std::string& beside) {
-    RowStruct row(op, layout, a, beside);
+                       const std::string& value, const std::string& a, const std::string& beside,
+                       int own) {
+    RowStruct row(op, layout, a, beside, own);
     for (int k : read) row.read(k);
     return row.text(name, steps, value);
 }

@@ -12,10 +12,12 @@ namespace {
 /// The row ops, and how often their kernels read rows of elements, all operands together, where
 /// they neither hold nor keep them; of norms without a mean.
 constexpr std::pair<std::string_view, int64_t> kPasses[] = {
-    {"softmax", 3},           {"softmax_bwd", 4},        {"log_softmax", 3},
-    {"log_softmax_bwd", 3},   {"normalize", 2},          {"normalize_bwd", 4},
-    {"cross_entropy", 2},     {"cross_entropy_grad", 1}, {"normalize_axes", 2},
-    {"normalize_axes_bwd", 4}};
+    {"softmax", 3},        {"softmax_bwd", 4},
+    {"log_softmax", 3},    {"log_softmax_bwd", 3},
+    {"normalize", 2},      {"normalize_bwd", 4},
+    {"cross_entropy", 2},  {"cross_entropy_grad", 1},
+    {"normalize_axes", 2}, {"normalize_axes_bwd", 4},
+    {"normalize_mean", 2}};
 
 int64_t passes_of(const LoweredOp& op, const RowOp& row) {
     int64_t count = 0;
@@ -99,14 +101,32 @@ Team row_team(const LoweredOp& op, const RowOp& row, const Limits& limits) {
 }
 
 int kept_warps(const LoweredOp& op, const RowOp& row, const Limits& limits) {
-    if (!loss_region(op) || limits.one_block || limits.most_warps < 32) return 0;
-    if (limits.major != 9 && limits.major != 10) return 0;
-    const View &x = op.inputs[0], &gradient = op.operand(op.body.back().outputs[0]);
+    // Of softmax in float16 some registers would be spilled.
+    const bool softmax =
+        op.body.empty() && op.def->name == "softmax" && op.inputs[0].dtype == DType::bf16;
+    if ((!softmax && !loss_region(op)) || limits.one_block || limits.most_warps < 32) return 0;
+    if ((limits.major != 9 && limits.major != 10) || row.axes > 1) return 0;
+    const View &x = op.inputs[0],
+               &gradient = softmax ? op.outputs[0] : op.operand(op.body.back().outputs[0]);
     const int64_t leaves = ceil_div(row.n, kTreeLeaf);
     if (!is_16_bit(x.dtype) || x.strides[row.axis] != 1 || gradient.strides[row.axis] != 1 ||
         row.n % 4 != 0 || leaves <= kHeldLeaves || row.n > kKeptTerms)
         return 0;
     return static_cast<int>(std::max(ceil_div(leaves, kKeptTurns), kKeptWarps));
+}
+
+FilledTeam filled_team(const RowOp& row, int64_t rows, int64_t count, int64_t sums,
+                       const Limits& limits) {
+    if (limits.one_block || limits.most_warps < 32 || (limits.major != 9 && limits.major != 10))
+        return {};
+    const int64_t leaves = ceil_div(row.n, kTreeLeaf);
+    if (leaves <= kHeldLeaves || leaves > 128) return {};
+    FilledTeam team;
+    team.bytes = 2 * row.n * count + 8 * sums * leaves;
+    if (team.bytes > kKeptShared) return {};
+    team.resident = rows > limits.processors && team.bytes <= kHalfShared ? 2 : 1;
+    team.warps = ceil_div(leaves, ceil_div(leaves, 32 / team.resident));
+    return team;
 }
 
 bool spreads_rows(const LoweredOp& op, const Limits& limits) {

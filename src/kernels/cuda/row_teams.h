@@ -31,4 +31,13 @@ Team row_team(const LoweredOp& op, const RowOp& row, const Limits& limits);
 /// all of a processor's shared memory.
 int kept_warps(const LoweredOp& op, const RowOp& row, const Limits& limits);
 
+/// Blocks that keep rows and fill them ahead (filled_rows.cuh); of no warps: they don't.
+struct FilledTeam {
+    int64_t warps = 0, bytes = 0;  // of shared memory
+    int resident = 1;
+};
+/// Of `count` rows of 16 bits at a time, `sums` made of each.
+FilledTeam filled_team(const RowOp& row, int64_t rows, int64_t count, int64_t sums,
+                       const Limits& limits);
+
 }  // namespace aicf::cuda

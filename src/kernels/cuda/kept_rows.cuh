@@ -1,0 +1,312 @@
+// Long rows in 16 bits that a block's registers hold as they are stored, while their exponentials
+// lie in shared memory: a row is read once, an exponential made once. A block goes on to its next
+// row, which comes in the place of what it is done with. N is a multiple of 4; neighbours lie side
+// by side in what is read and written.
+#pragma once
+
+#include "nn.cuh"
+
+namespace aicf {
+
+/// body(i, line) for the fours of a row of N that are a thread's in a turn: leaves go round the
+/// warps.
+template <int Warps, int N, class Body>
+__device__ __forceinline__ void each_line(int turn, const Body& body) {
+    constexpr int span = Warps * int(kTreeLeaf);
+    const int first = turn * span + threadIdx.x / 32 * int(kTreeLeaf) + 4 * int(threadIdx.x & 31);
+#pragma unroll
+    for (int line = 0; line < 4; line++) {
+        const int i = first + line * int(kTreeLanes);
+        if ((turn + 1) * span <= N || i < N) body(i, line);
+    }
+}
+/// body(i, turn, line) for those of all turns.
+template <int Warps, int N, class Body>
+__device__ __forceinline__ void each_four(const Body& body) {
+    constexpr int span = Warps * int(kTreeLeaf);
+#pragma unroll
+    for (int turn = 0; turn < (N + span - 1) / span; turn++)
+        each_line<Warps, N>(turn, [&](int i, int line) { body(i, turn, line); });
+}
+
+/// What `Count` leaves come to, 128 at most, joined by each warp.
+template <class Op, int Count, class A>
+__device__ __forceinline__ A join_leaves(const A* of_leaf) {
+    static_assert(Count <= 128);
+    const int lane = threadIdx.x & 31;
+    A part[4];
+#pragma unroll
+    for (int c = 0; c < 4; c++)
+        part[c] = 4 * lane + c < Count ? of_leaf[4 * lane + c] : Op::missing();
+    A all = Op::join(Op::join(part[0], part[1]), Op::join(part[2], part[3]));
+#pragma unroll
+    for (int d = 1; d < 32; d *= 2) all = Op::join(all, __shfl_xor_sync(0xffffffffu, all, d));
+    return all;
+}
+
+/// So that what was made of x is made again.
+template <class T>
+__device__ __forceinline__ void keep_stored(T& x) {
+    static_assert(sizeof(T) == 8);
+#ifdef __CUDACC_RTC__
+    asm volatile("" : "+l"(reinterpret_cast<uint64_t&>(x)));
+#endif
+}
+
+/// What a block keeps of a row of N whose fours are stored as `Four`. `Looks`: it looks first if
+/// exponentials are near.
+template <class A, int Warps, int N, class Four, bool Looks>
+struct KeptRows {
+    static constexpr int leaves = (N + int(kTreeLeaf) - 1) / int(kTreeLeaf),
+                         turns = (leaves + Warps - 1) / Warps, lines = 4;
+    static_assert(N % 4 == 0 && leaves <= 128 && Warps <= 32);
+    A* const exps;     // of which each thread touches its own alone
+    A* const sums;     // of leaves
+    A* const largest;  // of warps
+    Four x[turns][lines];
+    uint32_t far = 0;  // the turns of which some of this thread's exponentials are not near
+
+    __device__ __forceinline__ explicit KeptRows(char* shared)
+        : exps(reinterpret_cast<A*>(shared)), sums(exps + N), largest(sums + leaves) {}
+
+    template <class Row>
+    __device__ __forceinline__ void load(const Row& row) {
+        if (row.template together<4>()) {
+            each_four<Warps, N>([&](int i, int turn, int line) {
+                x[turn][line] = row.template across<4, true>(i);
+            });
+            return;
+        }
+#pragma unroll
+        for (int turn = 0; turn < turns; turn++) {
+            each_line<Warps, N>(
+                turn, [&](int i, int line) { x[turn][line] = row.template across<4, false>(i); });
+            __syncwarp();  // or all elements would have registers of their own
+        }
+    }
+    template <class Row>
+    __device__ __forceinline__ A most(const Row& row) {
+        A most = MaxOf<A>::missing();
+        each_four<Warps, N>([&](int, int turn, int line) {
+            A v[4];
+            row.template open<4>(x[turn][line], v);
+#pragma unroll
+            for (int c = 0; c < 4; c++) most = MaxOf<A>::join(most, v[c]);
+        });
+        const int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
+        most = of_warp<MaxOf<A>>(most);
+        if (lane == 0) largest[warp] = most;
+        __syncthreads();
+        return of_warp<MaxOf<A>>(lane < Warps ? largest[lane] : MaxOf<A>::missing());
+    }
+    /// Exponentials, which are kept, and their sum; the next row is asked for if it is `here`.
+    template <class Row>
+    __device__ __forceinline__ A sum(const Row& row, A most, const Row& next, bool here) {
+        // Or they would stay widened from the first pass to the second.
+        each_four<Warps, N>([&](int, int turn, int line) { keep_stored(x[turn][line]); });
+        far = 0;
+#pragma unroll
+        for (int turn = 0; turn < turns; turn++) {
+            A sum;
+            if constexpr (Looks)
+                sum = near_sum(row, turn, most, next, here);
+            else
+                sum = turn_sum(row, turn, most, next, here);
+            const int lane = threadIdx.x & 31, leaf = turn * Warps + int(threadIdx.x / 32);
+            if (lane == 0 && leaf < leaves) sums[leaf] = sum;
+            __syncwarp();  // so that what comes next is asked for now, not behind the last turn
+        }
+        __syncthreads();
+        const A sum = join_leaves<SumOf<A>, leaves>(sums);
+        return most - most == A(0) ? sum : static_cast<A>(scalar::from_bits(0x7fc00000u));
+    }
+
+  private:
+    template <class Op>
+    __device__ __forceinline__ static A of_warp(A v) {
+#pragma unroll
+        for (int d = 16; d > 0; d /= 2) v = Op::join(v, __shfl_xor_sync(0xffffffffu, v, d));
+        return v;
+    }
+    template <class Row>
+    __device__ __forceinline__ A turn_sum(const Row& row, int turn, A most, const Row& next,
+                                          bool here) {
+        A s[4];
+#pragma unroll
+        for (int c = 0; c < 4; c++) s[c] = SumOf<A>::missing();
+        each_line<Warps, N>(turn, [&](int i, int line) {
+            A v[4];
+            row.template open<4>(x[turn][line], v);
+            if (here) x[turn][line] = next.template across<4, true>(i);
+#pragma unroll
+            for (int c = 0; c < 4; c++) v[c] = exp_below(v[c], most);
+            keep(i, line, v, s);
+        });
+        return join_lanes<SumOf<A>, 32>(s);
+    }
+    /// The same of all that a thread has of a leaf at once, if they are near.
+    template <class Row>
+    __device__ __forceinline__ A near_sum(const Row& row, int turn, A most, const Row& next,
+                                          bool here) {
+        A v[lines][4] = {}, s[4];
+        uint32_t furthest = 0;
+        each_line<Warps, N>(turn, [&](int i, int line) {
+            row.template open<4>(x[turn][line], v[line]);
+            if (here) x[turn][line] = next.template across<4, true>(i);
+#pragma unroll
+            for (int c = 0; c < 4; c++) {
+                const uint32_t u = below(v[line][c], most);
+                furthest = u > furthest ? u : furthest;
+            }
+        });
+        if (furthest <= kNearBits) {
+            each_line<Warps, N>(turn, [&](int, int line) {
+#pragma unroll
+                for (int c = 0; c < 4; c++) v[line][c] = exp_near(v[line][c], most);
+            });
+        } else {
+            far |= 1u << turn;
+            each_line<Warps, N>(turn, [&](int, int line) {
+#pragma unroll
+                for (int c = 0; c < 4; c++) v[line][c] = exp_below(v[line][c], most);
+            });
+        }
+#pragma unroll
+        for (int c = 0; c < 4; c++) s[c] = SumOf<A>::missing();
+        each_line<Warps, N>(turn, [&](int i, int line) { keep(i, line, v[line], s); });
+        return join_lanes<SumOf<A>, 32>(s);
+    }
+    __device__ __forceinline__ void keep(int i, int line, const A (&v)[4], A (&s)[4]) const {
+        *reinterpret_cast<Pack<A, 4>*>(exps + i) = {v[0], v[1], v[2], v[3]};
+#pragma unroll
+        for (int c = 0; c < 4; c++) s[c] = line == 0 ? v[c] : SumOf<A>::join(s[c], v[c]);
+    }
+};
+
+/// Those of Shape that make(r) stands for.
+template <class A, int Warps, class Shape, class Make, bool Looks>
+struct KeptOf {
+    typedef decltype(static_cast<Make*>(nullptr)->operator()(0)) Row;
+    typedef KeptRows<A, Warps, int(Shape::n), typename Row::template Some<4>, Looks> Rows;
+};
+/// body(kept, r, row, next, here) for the rows of a block, of which `kept` holds row r; the next
+/// may be asked for if it is `here`.
+template <class A, int Warps, bool Looks, class Shape, class Make, class Body>
+__device__ __forceinline__ void each_kept(const Grid& grid, const Make& make, const Body& body) {
+    typedef typename RowNumber<(Shape::rows < (1 << 30))>::type Number;
+    extern __shared__ __align__(16) char bytes[];
+    typename KeptOf<A, Warps, Shape, Make, Looks>::Rows kept(bytes);
+    constexpr auto rows = Number(Shape::rows);
+    const auto step = Number(grid.blocks);
+    bool here = false;  // the row is on its way
+    for (auto r = Number(grid.block); r < rows; r += step) {
+        const auto row = make(r);
+        if (!here) kept.load(row);
+        const auto next = make(r + step < rows ? r + step : r);
+        here = r + step < rows && next.template together<4>();
+        body(kept, r, row, next, here);
+    }
+}
+
+template <int Warps, int N, bool Together, class Out, class A>
+__device__ __forceinline__ void put_shares(const Out& out, const A* exps, A share) {
+    each_four<Warps, N>([&](int i, int, int) {
+        const Pack<A, 4> exp = *reinterpret_cast<const Pack<A, 4>*>(exps + i);
+        A v[4];
+#pragma unroll
+        for (int c = 0; c < 4; c++) v[c] = exp.at[c] * share;
+        out.template across<4, Together>(i, v);
+    });
+}
+
+/// cross_entropy_with_grad of such rows.
+template <class A, int Warps, class Shape, class Make, class Labels, class Loss, class Most,
+          class Sum, class Put>
+__device__ __forceinline__ void cross_entropy_kept(const Grid& grid, Make make, Labels labels,
+                                                   Loss loss, Most set_most, Sum set_sum, Put put,
+                                                   A scale) {
+    typedef KeptOf<A, Warps, Shape, Make, false> Of;
+    typedef typename Of::Row Row;
+    constexpr int n = int(Shape::n);
+    const auto one = [&](typename Of::Rows& kept, int64_t r, const Row& row, const Row& next,
+                         bool here) {
+        const int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
+        const int64_t named = labels(r);
+        const int label = named >= 0 && named < Shape::n ? int(named) : -1;
+        A of_label = A(0);  // read before its gradient takes its place
+        if (label >= 0 && threadIdx.x == 0) of_label = row(label);
+        const A most = kept.most(row), sum = kept.sum(row, most, next, here);
+        if (threadIdx.x == 0) {
+            const A nan = static_cast<A>(scalar::from_bits(0x7fc00000u));
+            loss(r,
+                 label >= 0 ? scalar::cross_entropy_loss(of_label, most, scalar::log(sum)) : nan);
+            set_most(r, most);
+            set_sum(r, sum);
+        }
+        const auto out = put(r);
+        if (label < 0) {
+            const A zeros[4] = {};
+            each_four<Warps, n>([&](int i, int, int) { out.template across<4, false>(i, zeros); });
+            return;
+        }
+        if (label / int(kTreeLeaf) % Warps == warp && label % int(kTreeLanes) / 4 == lane)
+            kept.exps[label] -= sum;
+        const A share = scalar::div(scale, sum);
+        if (out.template together<4>())
+            put_shares<Warps, n, true>(out, kept.exps, share);
+        else
+            put_shares<Warps, n, false>(out, kept.exps, share);
+    };
+    each_kept<A, Warps, false, Shape>(grid, make, one);
+}
+
+/// Whether exponentials are far enough from 0, or are 0, for share_near.
+template <class A>
+__device__ __forceinline__ bool share_nearly(const Pack<A, 4>& exp) {
+    uint32_t least = ~0u;  // of what lies above 0
+#pragma unroll
+    for (int c = 0; c < 4; c++) {
+        const uint32_t u = scalar::bits(exp.at[c]) - 1;
+        least = u < least ? u : least;
+    }
+    return least >= scalar::bits(0x1p-100f) - 1;
+}
+template <int Warps, int N, bool Together, bool Looks, class Kept, class Out, class A>
+__device__ __forceinline__ void put_quotients(const Kept& kept, const Out& out, A sum) {
+    const A inverse = scalar::reciprocal(sum);
+    each_four<Warps, N>([&](int i, int turn, int) {
+        const Pack<A, 4> exp = *reinterpret_cast<const Pack<A, 4>*>(kept.exps + i);
+        A v[4];
+        if (Looks ? !(kept.far >> turn & 1) : share_nearly(exp)) {
+#pragma unroll
+            for (int c = 0; c < 4; c++) v[c] = share_near(exp.at[c], inverse, sum);
+        } else {
+#pragma unroll
+            for (int c = 0; c < 4; c++) v[c] = scalar::div(exp.at[c], sum);
+        }
+        out.template across<4, Together>(i, v);
+    });
+}
+
+/// softmax_rows of such rows.
+template <class A, int Warps, bool Masked, bool Looks, class Shape, class Make, class Put>
+__device__ __forceinline__ void softmax_kept(const Grid& grid, Make make, Put put) {
+    typedef KeptOf<A, Warps, Shape, Make, Looks> Of;
+    typedef typename Of::Row Row;
+    constexpr int n = int(Shape::n);
+    const auto one = [&](typename Of::Rows& kept, int64_t r, const Row& row, const Row& next,
+                         bool here) {
+        A most = kept.most(row);
+        if constexpr (Masked) most = scalar::masked_most(most);
+        A sum = kept.sum(row, most, next, here);
+        if constexpr (Masked) sum = scalar::masked_sum(sum);
+        const auto out = put(r);
+        if (out.template together<4>())
+            put_quotients<Warps, n, true, Looks>(kept, out, sum);
+        else
+            put_quotients<Warps, n, false, Looks>(kept, out, sum);
+    };
+    each_kept<A, Warps, Looks, Shape>(grid, make, one);
+}
+
+}  // namespace aicf
