@@ -83,9 +83,7 @@ __device__ __forceinline__ bool elected() {
 }
 /// Whether this thread asks for a block's copies, one of the first warp, all of whose lanes are
 /// here.
-__device__ __forceinline__ bool leads_copies(int warp) {
-    return __shfl_sync(~0u, warp, 0) == 0 && elected();
-}
+__device__ __forceinline__ bool leads_copies(int warp) { return warp == 0 && elected(); }
 __device__ __forceinline__ uint32_t cluster_rank() {
     uint32_t rank;
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));

@@ -140,6 +140,7 @@ struct Uncopied {
 /// the last of these leaves them at 0.
 template <int64_t Count>
 struct Rounded {
+    static constexpr bool elects = false;  // which would cost registers that there are not
     uint32_t* counters;
     uint32_t blocks;
     __device__ __forceinline__ void operator()() const {

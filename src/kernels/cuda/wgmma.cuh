@@ -201,6 +201,7 @@ struct Tiled<Shape, true> {
 
 /// Of operands that are there when a kernel begins.
 struct Present {
+    static constexpr bool elects = true;
     __device__ __forceinline__ void operator()() const {}
 };
 
@@ -279,7 +280,7 @@ __device__ __forceinline__ void gemm_wgmma(const Grid& grid, const Put& put, con
         if constexpr (R::deals)
             asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(R::producer_registers));
         if constexpr (split) own = __shfl_sync(~0u, own, 0);
-        if (leads_copies(warp)) {
+        if (Ready::elects ? leads_copies(warp) : threadIdx.x == 0) {
             const auto copy = [&](const Place& place, int begin, int steps) {
                 const int i0 = int(place.i0) + int(high) * BM,
                           j0 = int(place.j0) + int(across) * BN;
