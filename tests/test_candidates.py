@@ -287,6 +287,31 @@ def test_shared_cuts(sizes, batch, turned, epilogue, rng):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("turned", ["", "a", "b"])
+def test_chunks_of_clusters_on_a_gpu(turned, rng):
+    """Two blocks add a tile's chunks, or those of the clusters that come last: bits of one block."""
+    processors = _core.cuda_info()["devices"][0]["multiprocessors"]
+    m, n, k = 60, 120, 2100
+    g, feed = aicf.Graph("product"), {}
+
+    def given(name, shape):
+        turns = name in turned
+        feed[name] = rng.standard_normal(shape[::-1] if turns else shape, dtype=np.float32)
+        value = g.input(name, feed[name].shape)
+        return value.T if turns else value
+
+    g.output("y", aicf.relu(aicf.matmul(given("a", (m, k)), given("b", (k, n)))))
+    ((signature, names),) = known(g, processors=processors).items()
+    clusters = [name for name in names if "_cluster_2" in name]
+    assert clusters, names
+    want = g.compile(device="cuda", candidates={signature: "64x128"})(**feed)["y"].numpy()
+    for name in clusters:
+        step = g.compile(device="cuda", candidates={signature: name})
+        for _ in range(3):  # counters are back at 0
+            assert_bits(step(**feed)["y"].numpy(), want, name)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize(
     ("sizes", "turned"), [((1, 1001, 1024), "b"), ((4, 96, 4320), "ab"), ((300, 3, 2048), "")]
 )

@@ -20,6 +20,7 @@ struct Self {
     // Products of its warpgroup under way, the oldest first, and the groups committed so far.
     void *oldest, *newest;
     u32 groups;
+    u32 registers;  // that its warp asked for; 0: it has those that it began with
 };
 constexpr u32 kDynamic = 256 << 10;
 

@@ -362,6 +362,7 @@ std::unique_ptr<Block> start_block(u32 index, const std::shared_ptr<Cluster>& cl
                       static_cast<u32>(cluster->shared.size() - 1),
                       nullptr,
                       nullptr,
+                      0,
                       0};
         fiber.context.begin(block->stacks + kStack * t, kStack, start_fiber);
     }
@@ -391,7 +392,26 @@ bool advance(Block& block) {
     return any;
 }
 
+/// A warp waits for the registers that it asks for until others have given back as many: a block
+/// has no more than it began with, which is what a processor has for its threads, in eights.
+void check_registers(const Block& block) {
+    const auto threads = static_cast<u32>(block.fibers.size());
+    const u32 begun = std::min(65536 / threads / 8 * 8, 255u);
+    u32 asked = 0, had = 0;
+    bool dealt = false;
+    for (u32 t = 0; t < threads; t += 32) {
+        const u32 registers = block.fibers[t].self.registers;
+        dealt = dealt || registers;
+        asked += registers ? registers : begun;
+        had += begun;
+    }
+    if (dealt && asked > had)
+        broken("warps ask for " + std::to_string(asked) + " registers a lane together, there are " +
+               std::to_string(had));
+}
+
 void end_block(std::unique_ptr<Block> block) {
+    check_registers(*block);
     for (size_t at = launch.size.shared; at < launch.fenced; at++)
         if (block->shared[at] != kUnwritten)
             broken("byte " + std::to_string(at) + " of shared memory is written, there are " +

@@ -28,8 +28,8 @@ inline void barrier_cluster_wait_aligned() { emulated_api.cluster_barrier(); }
 inline void bar_arrive(u32 id, u32 threads) { emulated_api.barrier(id, threads, false); }
 inline void setp_ne_b32(bool& to, u32 a, u32 b) { to = a != b; }
 inline void setp_ne_u32(bool& to, u32 a, u32 b) { to = a != b; }
-inline void setmaxnreg_dec_sync_aligned_u32(int) {}
-inline void setmaxnreg_inc_sync_aligned_u32(int) {}
+inline void setmaxnreg_dec_sync_aligned_u32(u32 count) { self().registers = count; }
+inline void setmaxnreg_inc_sync_aligned_u32(u32 count) { self().registers = count; }
 inline void fence_mbarrier_init_release_cluster() {}
 inline void fence_proxy_async_shared__cta() {}
 inline void prefetch_tensormap(const void*) {}

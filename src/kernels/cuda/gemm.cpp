@@ -28,7 +28,7 @@ std::optional<DType> read_as(const std::string& math) {
 bool fits_group(const Choice& choice) {
     if (choice.thin) return true;
     const Tiling& t = *choice.tiling;
-    return t.pair <= 1 && t.wide == 1 && !choice.boxes &&
+    return t.pair <= 1 && t.wide == 1 && !choice.boxes && !choice.cluster &&
            t.threads * std::max(choice.groups, 1) <= kGroupThreads;
 }
 
@@ -218,6 +218,7 @@ std::vector<Choice> Gemm::choices(const Limits& limits) const {
     };
     problem.boxes = limits.major == 9 && is_16_bit(a.dtype) && m * n * k >= kRolesWork &&
                     along_k(0) && along_k(1);
+    problem.pairs = limits.major == 9 && !tensor && size == 4;
     const auto add = [&](const auto& tilings) {
         for (const Tiling& t : tilings) add_choices(t, problem, limits, found);
     };

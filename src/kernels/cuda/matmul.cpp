@@ -87,16 +87,23 @@ static bool is_one_product(const LoweredOp& op) {
     return op.members.empty() && anchor(op).gemm && (op.body.empty() || product_region(op));
 }
 
+/// Those that decide whether a product shares a launch: it takes a cluster for its chunks alone.
+static std::vector<Choice> shared_choices(const LoweredOp& op, const Limits& limits) {
+    std::vector<Choice> choices = Gemm(op).choices(limits);
+    std::erase_if(choices, [](const Choice& one) { return one.cluster && !one.tiling->pair; });
+    return choices;
+}
+
 bool gemm_in_group(const LoweredOp& op, const Limits& limits) {
     if (!is_one_product(op)) return false;
-    const std::vector<Choice> choices = Gemm(op).choices(limits);
+    const std::vector<Choice> choices = shared_choices(op, limits);
     return choices.empty() || (!choices[0].thin && fits_group(choices[0]));
 }
 
 bool gemm_takes_update(const LoweredOp& op, const Limits& limits) {
     if (!is_one_product(op)) return false;
     const Gemm gemm(op);
-    std::vector<Choice> choices = gemm.choices(limits);
+    std::vector<Choice> choices = shared_choices(op, limits);
     if (choices.empty()) return true;
     // Of 16 bits small tiles always come behind those of warps with roles, which are too large for
     // a group, but no product gains by these what a launch for its update costs.
@@ -118,7 +125,7 @@ bool gemm_joins_cuts(const LoweredOp& op, const Limits& limits) {
 bool gemm_leaves_room(const LoweredOp& op, const Limits& limits) {
     constexpr int64_t share = 4;
     if (!is_one_product(op)) return false;
-    const std::vector<Choice> choices = Gemm(op).choices(limits);
+    const std::vector<Choice> choices = shared_choices(op, limits);
     return !choices.empty() && !choices[0].thin && fits_group(choices[0]) &&
            choices[0].blocks * share <= limits.processors;
 }
@@ -432,6 +439,7 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
         const int64_t thin_row = few.strides[side ? rank - 1 : rank - 2],
                       thin_col = few.strides[side ? rank - 2 : rank - 1];
         const auto pack = static_cast<int64_t>(16 / dtype_size(a.dtype));
+        constexpr int64_t kCached = 48 << 20;  // bytes that the second cache holds
         const auto flag = [](const char* name, bool value) {
             return cat("    static constexpr bool ", name, " = ", value ? "true" : "false", ";\n");
         };
@@ -443,6 +451,7 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
             "struct @_Thin {\n", number("rows", rows), number("wide", count),
             number("wide_step", step), number("thin_row", thin_row), number("thin_col", thin_col),
             flag("along_k", along_k), flag("begins", begins),
+            flag("far", batches * count * k * static_cast<int64_t>(dtype_size(a.dtype)) > kCached),
             flag("packs", step % pack == 0 && (along_k || count % pack == 0)),
             flag("thin_packs", thin_col == 1 && (rows == 1 || thin_row % pack == 0)),
             place("thin_at", !side), place("wide_at", side),
@@ -612,9 +621,18 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
     text.shared = static_cast<uint32_t>(shared);
     text.body += body_head(op, layout);
     if (tensor) text.includes = {"mma.cuh"};
-    text.body += cat("    ", tensor ? "gemm_mma<" : "gemm_tiled<", t.m, ", ", t.n, ", ", t.part_m,
-                     ", ", t.part_n, ", ", t.k, ", ", tensor ? cat(t.stages, ", ") : "",
-                     choice.parts, ", @_Shape>(grid, @_Put{block}, x0, x1, ", room, ");\n}\n");
+    if (choice.cluster) {
+        text.includes = {"matmul_cluster.cuh"};
+        text.cluster = static_cast<int>(choice.cluster);
+        text.counters = static_cast<int>(choice.tiles * choice.cluster);
+    }
+    text.body += cat("    ",
+                     tensor           ? "gemm_mma<"
+                     : choice.cluster ? "gemm_tiled_cluster<"
+                                      : "gemm_tiled<",
+                     t.m, ", ", t.n, ", ", t.part_m, ", ", t.part_n, ", ", t.k, ", ",
+                     tensor ? cat(t.stages, ", ") : "", choice.parts,
+                     ", @_Shape>(grid, @_Put{block}, x0, x1, ", room, ");\n}\n");
     return text;
 }
 

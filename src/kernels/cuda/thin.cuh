@@ -62,7 +62,10 @@ struct ThinStage {
     __device__ __forceinline__ static void bring(uint32_t to, const E* from, int64_t step,
                                                  bool together, int64_t exist = per) {
         if (together) {
-            copy_async_filled(to, from, 16);
+            if constexpr (Thin::far)
+                copy_async_far(to, from);
+            else
+                copy_async_filled(to, from, 16);
             return;
         }
         union {

@@ -107,7 +107,7 @@ struct Choice {
     // Of parts by wgmma: turns in which the sums of a tile are added, tiles of a round.
     int64_t adders = 0, round = 0;
     int64_t run = 0;      // cuts of a block, by wgmma_runs.cuh; 0: another kernel
-    int64_t cluster = 0;  // blocks that share a tile's cuts, by wgmma_cluster.cuh; 0: another
+    int64_t cluster = 0;  // blocks that share a tile's cuts or chunks; 0: another kernel
     double cycles = 0;
 };
 
@@ -126,6 +126,7 @@ struct Problem {
     bool narrows = false;     // f32 becomes 16 bits as mma.sync's tiles load it
     int64_t element = 4;      // bytes of an operand's
     bool boxes = false;       // of 16 bits along k, which the copy engine can read
+    bool pairs = false;       // of f32: two blocks can be a cluster
 };
 
 /// Every cut of k that a tiling allows.
