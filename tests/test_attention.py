@@ -568,6 +568,16 @@ WITH_ROLES = [
     ((1, 2, 1, 700, 700, 128), "rising"),
 ]
 
+# Blocks of keys hand on what they add to the gradient of queries: of heads that share keys, of more
+# keys than queries, and of more heads than there is room for between blocks.
+JOINT = [
+    ((1, 4, 2, 300, 300, 128), "causal"),
+    ((1, 3, 1, 256, 256, 128), "causal"),
+    ((1, 2, 2, 193, 500, 128), "causal"),
+    ((2, 4, 2, 449, 449, 128), "causal"),
+    ((1, 6, 6, 257, 257, 128), "causal"),
+]
+
 
 def rise(feed):
     """Scores that grow along the keys, of some queries slowly, of some fast, of some shrink: far
@@ -581,8 +591,14 @@ def rise(feed):
 @pytest.mark.gpu
 @pytest.mark.hopper
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize(("sizes", "kind"), WITH_ROLES, ids=str)
-def test_warp_roles_have_the_bits(sizes, kind, dtype):
+@pytest.mark.parametrize(
+    ("sizes", "kind", "gradients"),
+    [(*case, "wgmma") for case in WITH_ROLES]
+    + [(*case, "wgmma_joint") for case in JOINT]
+    + [(*case, "wgmma_joint") for case in WITH_ROLES if case[0][-1] == 128],
+    ids=str,
+)
+def test_warp_roles_have_the_bits(sizes, kind, gradients, dtype):
     """Of 9.0: the kernels whose warps load or multiply, forward and backward."""
     feed, scale = operands(sizes), 1 / math.sqrt(sizes[-1])
     if kind == "rising":
@@ -592,8 +608,12 @@ def test_warp_roles_have_the_bits(sizes, kind, dtype):
         mask, causal = mask_of(kind, sizes)
     g = graph_of(feed, mask, causal, scale, dtype)
     known = _core.cuda_candidates(g._core, _core.pass_names())
-    chosen = {signature: "wgmma" for signature, names in known.items() if "wgmma" in names}
-    assert len(chosen) == 2, known  # y, all gradients
+    chosen = {
+        signature: gradients if gradients in names else "wgmma"
+        for signature, names in known.items()
+        if "wgmma" in names
+    }
+    assert len(chosen) == 2 and gradients in chosen.values(), known  # y, all gradients
     made = [
         run(g, feed, dtype, device="cpu", tensor_cores="sm_90"),
         run(g, feed, dtype, device="cuda", candidates=chosen),
@@ -652,7 +672,7 @@ LOTS = [
     ((1, 8, 32768, 64), 8, 3),
     ((16, 16, 1024, 128), 22, 22),
     ((4, 16, 4096, 128), 11, 11),
-    ((1, 16, 16384, 128), 16, 1),
+    ((1, 16, 16384, 128), 16, 16),
 ]
 
 
@@ -669,8 +689,8 @@ def attention_of(shape, causal):
 def forward_and_gradients(core, processors):
     programs = _core.cuda_programs(core, (), processors, "sm_90a")
     return [
-        next(p for p in programs if f"aicf_{name}_wgmma_bf16" in p)
-        for name in ("attention", "attention_grads")
+        next(p for p in programs if re.search(rf"aicf_{name}_wgmma_bf16", p))
+        for name in ("attention", "attention_grads(_joint)?")
     ]
 
 
@@ -684,7 +704,9 @@ def test_lots_of_heads(shape, forward, gradients):
     """How many heads are dealt to blocks together, and that it says nothing of the order."""
     core = attention_of(shape, causal=True)
     programs = forward_and_gradients(core, 132)
-    assert [lots_of(p) for p in programs] == [[forward], [gradients, gradients]]
+    joint = shape == (1, 16, 16384, 128)  # gradients by one kernel
+    assert ("_joint_" in programs[1]) == joint
+    assert [lots_of(p) for p in programs] == [[forward], [gradients] * (1 if joint else 2)]
     ops = json.loads(_core.cuda_plan(core, (), 132, "sm_90a"))["ops"]
     orders = {op["op"]: op["attrs"]["order"] for op in ops if "attention" in op["op"]}
     assert orders == {"attention": "mma16(128)", "attention_grads": "mma16(128)"}

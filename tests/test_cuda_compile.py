@@ -477,6 +477,28 @@ def test_attention_is_neither_serialized_nor_spilled(size, causal):
         assert waits_for_products(program) == WAITS[name][size == 128], name
 
 
+@pytest.mark.parametrize("groups", [4, 2])
+@pytest.mark.parametrize("causal", [False, True])
+def test_gradients_in_one_kernel_are_neither_serialized_nor_spilled(causal, groups):
+    g = aicf.Graph("attention")
+    q, dy = (g.input(x, (2, 4, 1100, 128), "bfloat16") for x in ("q", "dy"))
+    k, v = (g.input(x, (2, groups, 1100, 128), "bfloat16") for x in "kv")
+    y = aicf.scaled_dot_product_attention(q, k, v, causal=causal, enable_gqa=groups < 4)
+    for i, value in enumerate(g.backward(y, [q, k, v], grad=dy).values()):
+        g.output(f"{i}", value)
+    known = _core.cuda_candidates(g._core, _core.pass_names())
+    chosen = {signature: "wgmma_joint" for signature, x in known.items() if "wgmma_joint" in x}
+    assert len(chosen) == 1, known
+    programs = _core.cuda_programs(g._core, _core.pass_names(), candidates=chosen)
+    (program,) = [p for p in programs if "aicf_attention_grads_joint_wgmma_bf16" in p]
+    log = _core.cuda_log(program, "sm_90a")
+    assert "serialized" not in log and "setmaxnreg" not in log, log
+    assert not spilled(program), log
+    assert (
+        int(re.search(r"Used (\d+) registers", log)[1]) == 168
+    )  # 40 + 2 * 232 of three times that
+
+
 # What waits for products in the sources, by the size of heads. Where there is more, the assembler
 # saw sums in use that are on their way, and had a turn of the loop end before the next begins.
 WAITS = {

@@ -32,6 +32,7 @@ inline void setmaxnreg_dec_sync_aligned_u32(u32 count) { self().registers = coun
 inline void setmaxnreg_inc_sync_aligned_u32(u32 count) { self().registers = count; }
 inline void fence_mbarrier_init_release_cluster() {}
 inline void fence_proxy_async_shared__cta() {}
+inline void fence_proxy_async_global() {}
 inline void prefetch_tensormap(const void*) {}
 
 /// A barrier in shared memory, 8 bytes.
@@ -143,6 +144,12 @@ cp_async_bulk_tensor_3d_shared__cluster_global_mbarrier__complete_tx__bytes_mult
         copy_box(self().cluster[rank], to, map, x, y, z);
         phases_at(barrier | (rank + 1) << 24).land(box_bytes(map));
     }
+}
+template <class T>
+void cp_async_bulk_shared__cluster_global_mbarrier__complete_tx__bytes(u32 to, const T* from,
+                                                                       u32 bytes, u32 barrier) {
+    __builtin_memcpy(shared_at(to), from, bytes);
+    phases_at(barrier).land(static_cast<int>(bytes));
 }
 inline void ld_shared_v2_b32(u32& a, u32& b, u32 from) { load(from, a, b); }
 inline void ld_shared_v4_b32(u32& a, u32& b, u32& c, u32& d, u32 from) { load(from, a, b, c, d); }

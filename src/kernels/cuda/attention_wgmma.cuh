@@ -39,9 +39,10 @@ struct AttentionRoom {
 template <uint32_t Tiles, uint32_t Heads, uint32_t Lot>
 struct TileTurn {
     uint32_t unit, head, tile;  // the tile: how many of the head are longer
-    __device__ __forceinline__ TileTurn(const Grid& grid, uint32_t round) {
-        const auto block = uint32_t(grid.block), blocks = uint32_t(grid.blocks);
-        unit = round * blocks + (round % 2 ? blocks - 1 - block : block);
+    __device__ __forceinline__ TileTurn(const Grid& grid, uint32_t round)
+        : TileTurn(round * uint32_t(grid.blocks) +
+                   uint32_t(round % 2 ? grid.blocks - 1 - grid.block : grid.block)) {}
+    __device__ __forceinline__ explicit TileTurn(uint32_t of) : unit(of) {
         const uint32_t first = unit / (Tiles * Lot) * Lot, at = unit % (Tiles * Lot);
         constexpr uint32_t rest = Heads % Lot ? Heads % Lot : Lot;  // heads of the last lot
         const bool whole = rest == Lot || Heads - first >= Lot;

@@ -250,7 +250,8 @@ int64_t row_warps(const LoweredOp& op, const Limits& limits);
 bool spreads_rows(const LoweredOp& op, const Limits& limits);  // Target::spreads
 bool is_attention(const LoweredDef& def);
 /// Candidates of attention: warps with roles, or without.
-constexpr const char *kRolesAttention = "wgmma", *kPlainAttention = "mma";
+constexpr const char *kRolesAttention = "wgmma", *kPlainAttention = "mma",
+                     *kJointAttention = "wgmma_joint";
 std::vector<std::string> attention_candidates(const LoweredOp& op, const Limits& limits);
 bool is_indexed(const LoweredDef& def);
 bool is_line_op(const LoweredDef& def);
