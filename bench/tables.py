@@ -174,7 +174,15 @@ def mixed_gpu():
 
 
 def attention_gpu():
-    run, peers = load("attention_gpu"), ("cuDNN", "flash", "deterministic")
+    return attention(load("attention_gpu"))
+
+
+def attention_h100():
+    return attention(load("attention_h100"))
+
+
+def attention(run):
+    peers = ("cuDNN", "flash", "deterministic")
     rows = [
         (
             f"heads of {row['head']}, {row['length']} positions, {row['pass']}",
@@ -293,10 +301,11 @@ def chains_gpu():
 def products_gpu():
     run = load("products_gpu")
     rows = [
-        (row["case"], f"{row['us']:.1f}", row["tflops"], row["torch_tflops"], f"{middle:.2f}")
+        (row["case"], f"{row['us']:.1f}", *(f"{row[of]:.0f}" for of in ("tflops", "torch_tflops")),
+         f"{middle:.2f}")
         for row in sorted(run["rows"], key=lambda row: row["ratio"][0])
         for middle in row["ratio"][:1]
-    ]
+    ]  # fmt: skip
     head = ("M×N×K, layouts, math", "aicf, µs", "TFLOP/s", "PyTorch", "PyTorch's time / aicf's")
     return source(run, f"; {run['note']}") + "\n\n" + table(head, rows)
 

@@ -289,7 +289,7 @@ def test_shared_cuts(sizes, batch, turned, epilogue, rng):
 @pytest.mark.gpu
 @pytest.mark.parametrize("turned", ["", "a", "b"])
 def test_chunks_of_clusters_on_a_gpu(turned, rng):
-    """Two blocks add a tile's chunks, or those of the clusters that come last: bits of one block."""
+    """Two blocks add a tile's chunks, or those of clusters that come last: bits of one block."""
     processors = _core.cuda_info()["devices"][0]["multiprocessors"]
     m, n, k = 60, 120, 2100
     g, feed = aicf.Graph("product"), {}
