@@ -591,6 +591,7 @@ SPILLED = {
     ("tf32", "near_16x16_3"): 8,
     ("float32", "near_32x64_t4_2"): 16,
     ("bfloat16", "near_64x64_t16"): 16,
+    ("bfloat16", "near_64x64_6"): 16,
     ("bfloat16", "near_32x32_t16_2"): 12,
 }
 
