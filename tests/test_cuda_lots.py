@@ -65,6 +65,27 @@ def test_limits_of_operands():
     assert "sin_near(near" in text and "exp_near(" in text
 
 
+def squared(x, u, _):
+    return aicf.sin(x) * aicf.exp(-((x * u) * (x * u))) + x
+
+
+def scaled(x, u, _):
+    return aicf.sigmoid(x * u) * aicf.sigmoid(x * u * 0.5) * 2.0 + 1.0
+
+
+def scaled_twice(x, u, v):
+    return aicf.sigmoid(x * u * v) * aicf.sigmoid(x) * 2.0 + 1.0
+
+
+def test_limits_of_what_comes_before():
+    """Of a square, and of what is multiplied again."""
+    text = launch(squared, (LOTS,), (1,), (1,))
+    assert "at_most(65536.0f, scalar::near_limit(0x1p60f, scalar::abs(u1), 0.0f))" in text
+    text = launch(scaled_twice, (LOTS,), (1,), (1,))
+    (limit,) = (line for line in text.splitlines() if "const float most0" in line)
+    assert "scalar::near_limit(0x1p100f, scalar::abs(u1), 0.0f)" in limit
+
+
 @pytest.mark.parametrize("dtype", ["float32", BF16, "float16"])
 def test_registers(dtype):
     if not _core.cuda_info()["nvrtc"]:
@@ -128,6 +149,27 @@ def test_bits(name, dtype):
             known = ~np.isnan(cpu)
             np.testing.assert_array_equal(known, ~np.isnan(gpu))
             assert cpu[known].tobytes() == gpu[known].tobytes(), (count, cut)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("u", [np.nan, np.inf, -np.inf, 1e38, 3e30, 1.0, 1e-30, 1e-37, 1e-41, 0.0])
+@pytest.mark.parametrize("make", [squared, scaled, scaled_twice])
+def test_numbers_for_all(make, u):
+    """Numbers that all elements are multiplied by, at ends of the range and beyond it."""
+    ends = []
+    x = numbers(40_003, 5)
+    x[::1009], x[4::2018], x[8::2018] = 0.0, np.inf, -np.inf
+    with np.errstate(divide="ignore", over="ignore"):
+        v = np.float32(1) / np.float32(u)
+    for device in ("cpu", "cuda"):
+        g = aicf.Graph("numbers")
+        others = (g.state(name, (), init=one) for name, one in (("u", u), ("v", v)))
+        g.output("y", make(g.state("x", x.shape, init=x), *others))
+        step = g.compile(device=device, checks="off")()
+        ends.append(step["y"].numpy())
+    known = ~np.isnan(ends[0])
+    np.testing.assert_array_equal(known, ~np.isnan(ends[1]))
+    assert ends[0][known].tobytes() == ends[1][known].tobytes()
 
 
 @pytest.mark.gpu

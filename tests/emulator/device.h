@@ -67,7 +67,17 @@ const char* exchange(u32 mask, const T& mine) {
 #define blockDim (emulated::self().threads)
 #define gridDim (emulated::self().blocks)
 
-inline float __fmaf_rn(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+/// A GPU's NaN, which the host's differs from in what integer operations make of it.
+inline float gpu_nan() {
+    const unsigned bits = 0x7fffffff;
+    float nan;
+    __builtin_memcpy(&nan, &bits, 4);
+    return nan;
+}
+inline float __fmaf_rn(float a, float b, float c) {
+    const float y = __builtin_fmaf(a, b, c);
+    return y == y ? y : gpu_nan();
+}
 inline double __fma_rn(double a, double b, double c) { return __builtin_fma(a, b, c); }
 inline float __fsqrt_rn(float x) { return __builtin_sqrtf(x); }
 inline double __dsqrt_rn(double x) { return __builtin_sqrt(x); }
@@ -170,11 +180,7 @@ inline void cvt_rn_bf16x2_f32(u32& to, float high, float low) {
     to = bfloat_of(high) << 16 | bfloat_of(low);
 }
 inline void max_NaN_f32(float& to, float a, float b) {
-    to = a != a || b != b       ? __builtin_nanf("")
-         : a > b                ? a
-         : b > a                ? b
-         : __builtin_signbit(a) ? b
-                                : a;
+    to = a != a || b != b ? gpu_nan() : a > b ? a : b > a ? b : __builtin_signbit(a) ? b : a;
 }
 inline void min_NaN_f32(float& to, float a, float b) {
     max_NaN_f32(to, -a, -b);

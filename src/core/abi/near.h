@@ -56,11 +56,11 @@ AICF_HD float adam_p_near(bool& near, float p, float m, float v, float bc1_inv, 
     return fma(-lr, plain_div(a, d), p);
 }
 
-// Up to where |x| may lie for |x| scale + shift to stay below `most`, whatever the roundings; -1
-// where that is not known.
+// Up to where |x| may lie for |x| scale + shift to stay below `most`, whatever the roundings, x
+// itself being finite; -1 where that is not known, as of numbers that are no finite ones.
 AICF_HD float near_limit(float most, float scale, float shift) {
     const float limit = (0.99f * most - shift) * 0.99f * reciprocal(scale);
-    return limit > 0.0f ? limit : -1.0f;
+    return limit > 0.0f && scale >= 0x1p-100f ? at_most(limit, 0x1p100f) : -1.0f;
 }
 
 }  // namespace aicf::scalar

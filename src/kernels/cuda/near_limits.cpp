@@ -10,10 +10,28 @@ namespace aicf::cuda {
 
 namespace {
 
-/// |value| <= |operand| scale + shift, but for roundings; texts, empty for 1 and 0.
+/// The limit below which |operand| scale + shift stays below `most`.
+std::string limit_text(const std::string& most, const std::string& scale,
+                       const std::string& shift) {
+    if (scale.empty() && shift.empty()) return most;
+    return cat("scalar::near_limit(", most, ", ", scale.empty() ? "1.0f" : scale, ", ",
+               shift.empty() ? "0.0f" : shift, ")");
+}
+
+std::string smaller_of(const std::string& one, const std::string& other) {
+    return one.empty() ? other : cat("scalar::at_most(", one, ", ", other, ")");
+}
+
+/// |value| <= |operand| scale + shift, but for roundings, as long as |operand| <= finite, where no
+/// value before it overflows; texts, empty for 1, 0 and any operand.
 struct Bound {
     int operand;
-    std::string scale, shift;
+    std::string scale, shift, finite;
+
+    /// The limit of the operand below which the value is below `most`.
+    std::string limit(const std::string& most) const {
+        return smaller_of(finite, limit_text(most, scale, shift));
+    }
 };
 
 class Bounds {
@@ -24,7 +42,7 @@ class Bounds {
     std::optional<Bound> of(int number) const {
         if (op_.operand(number).dtype != DType::f32) return {};
         if (is_input(number))
-            return one_[number] ? std::nullopt : std::optional(Bound{number, "", ""});
+            return one_[number] ? std::nullopt : std::optional(Bound{number, "", "", ""});
         const RegionStep* const step = maker(number);
         if (!step) return {};
         const std::string& name = step->def->name;
@@ -37,28 +55,31 @@ class Bounds {
             std::optional<Bound> bound = of(step->inputs[side]);
             if (!bound) continue;
             const std::string size = cat("scalar::abs(u", other, ")");
-            if (name != "mul")
+            if (name != "mul") {
                 bound->shift =
                     bound->shift.empty() ? size : cat("(", bound->shift, " + ", size, ")");
-            else
-                for (std::string* text : {&bound->scale, &bound->shift})
-                    if (text == &bound->scale && text->empty())
-                        *text = size;
-                    else if (!text->empty())
-                        *text += cat(" * ", size);
+                return bound;
+            }
+            // What is multiplied may be larger than the product.
+            if (!bound->scale.empty() || !bound->shift.empty())
+                bound->finite = bound->limit("0x1p100f");
+            for (std::string* text : {&bound->scale, &bound->shift})
+                if (text == &bound->scale && text->empty())
+                    *text = size;
+                else if (!text->empty())
+                    *text += cat(" * ", size);
             return bound;
         }
         return {};
     }
-    /// The operand whose square, or that of a sum or product of it, a value is less; -1: of none.
-    int below_zero_of(int number) const {
+    /// Of what a value is less the square of.
+    std::optional<Bound> below_zero_of(int number) const {
         const RegionStep* const step = maker(number);
-        if (!step || step->def->name != "neg") return -1;
+        if (!step || step->def->name != "neg") return {};
         const RegionStep* const square = maker(step->inputs[0]);
         if (!square || square->def->name != "mul" || square->inputs[0] != square->inputs[1])
-            return -1;
-        const std::optional<Bound> bound = of(square->inputs[0]);
-        return bound ? bound->operand : -1;
+            return {};
+        return of(square->inputs[0]);
     }
 
   private:
@@ -85,20 +106,22 @@ NearLimits near_limits(const LoweredOp& op, const std::vector<bool>& one) {
         if (found == most.end()) continue;
         const std::optional<Bound> bound = bounds.of(op.body[i].inputs[0]);
         if (!bound) continue;
-        const std::string limit = bound->scale.empty() && bound->shift.empty()
-                                      ? found->second
-                                      : cat("scalar::near_limit(", found->second, ", ",
-                                            bound->scale.empty() ? "1.0f" : bound->scale, ", ",
-                                            bound->shift.empty() ? "0.0f" : bound->shift, ")");
         std::string& own = limits[bound->operand];
-        own = own.empty() ? limit : cat("scalar::at_most(", own, ", ", limit, ")");
+        own = smaller_of(own, bound->limit(found->second));
         all.steps.push_back(i);
     }
-    // An exponential of what is below 0 asks for nothing but that it be no NaN.
-    for (size_t i = 0; i < op.body.size(); i++)
-        if (op.body[i].def->name == "exp" &&
-            limits.contains(bounds.below_zero_of(op.body[i].inputs[0])))
-            all.steps.push_back(i);
+    // An exponential of what is below 0 asks for nothing but that it be no NaN, which it is not
+    // where what it is the square of is finite.
+    for (size_t i = 0; i < op.body.size(); i++) {
+        if (op.body[i].def->name != "exp") continue;
+        const std::optional<Bound> bound = bounds.below_zero_of(op.body[i].inputs[0]);
+        if (!bound || !limits.contains(bound->operand)) continue;
+        if (!bound->scale.empty() || !bound->shift.empty()) {
+            std::string& own = limits[bound->operand];
+            own = smaller_of(own, bound->limit("0x1p60f"));
+        }
+        all.steps.push_back(i);
+    }
     if (all.steps.size() <= limits.size()) return {};
     for (const auto& [operand, limit] : limits) {
         all.limits += cat("    const float most", operand, " = ", limit, ";\n");
