@@ -325,7 +325,9 @@ __device__ __forceinline__ void attention_grads_wgmma(
             // The last block leaves all counters at 0.
             uint32_t last = 0;
             if (lane == 0) last = add_acq_rel(counters + 1, 1u) == grid.blocks - 1;
-            if (__shfl_sync(~0u, last, 0))
+            const bool clears = __shfl_sync(~0u, last, 0);
+            __syncwarp();  // what the first lane acquired comes before all lanes' stores
+            if (clears)
                 for (uint32_t x = lane; x < 2 + Turn::slots * uint32_t(Place::blocks); x += 32)
                     clear_counter(counters + x);
         }
