@@ -21,6 +21,7 @@ struct Self {
     void *oldest, *newest;
     u32 groups;
     u32 registers;  // that its warp asked for; 0: it has those that it began with
+    bool sends;     // arrived in other blocks since it last released to its cluster
 };
 constexpr u32 kDynamic = 256 << 10;
 

@@ -363,7 +363,8 @@ std::unique_ptr<Block> start_block(u32 index, const std::shared_ptr<Cluster>& cl
                       nullptr,
                       nullptr,
                       0,
-                      0};
+                      0,
+                      false};
         fiber.context.begin(block->stacks + kStack * t, kStack, start_fiber);
     }
     return block;
@@ -382,6 +383,8 @@ bool advance(Block& block) {
         scheduler.go_to(fiber.context);
         if (!fiber.done) continue;
         if (fiber.self.oldest) broken("a thread ended before products that it began");
+        if (fiber.self.sends)
+            broken("a thread ended without releasing what it sent to its cluster");
         block.left--;
         // Those that still are there are all that a barrier waits for.
         if (Barrier& all = block.barriers[0]; all.come && all.come == block.left) {

@@ -21,7 +21,7 @@ inline char* cluster_at(u32 address) {
     const u32 rank = address >> 24;
     return rank ? self().cluster[rank - 1] + (address & 0xffffff) : shared_at(address);
 }
-inline void barrier_cluster_arrive_release_aligned() {}
+inline void barrier_cluster_arrive_release_aligned() { self().sends = false; }
 inline void barrier_cluster_arrive_relaxed_aligned() {}
 inline void barrier_cluster_wait_acquire_aligned() { emulated_api.cluster_barrier(); }
 inline void barrier_cluster_wait_aligned() { emulated_api.cluster_barrier(); }
@@ -64,6 +64,7 @@ inline void mbarrier_arrive_expect_tx_shared__cta_b64(Nothing, u32 barrier, u32 
 }
 inline void mbarrier_arrive_shared__cta_b64(Nothing, u32 barrier) { phases_at(barrier).arrive(0); }
 inline void mbarrier_arrive_shared__cluster_b64(Nothing, u32 barrier) {
+    if (barrier >> 24 && (barrier >> 24) - 1 != self().rank) self().sends = true;
     phases_at(barrier).arrive(0);
 }
 inline void elect_sync(Nothing, bool& one, u32) { one = lane() == 0; }

@@ -100,7 +100,8 @@ __device__ __forceinline__ void sync_cluster() {
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
                      : "memory");
 }
-/// The same, of which nothing is published: blocks that copy into each other begin, or leave.
+/// The same, of which nothing is published: blocks that copy into each other begin. Where they
+/// leave it does not do, for it does not come after what they sent to each other.
 __device__ __forceinline__ void meet_cluster() {
     asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.aligned;" ::
                      : "memory");

@@ -162,7 +162,8 @@ __device__ __forceinline__ void gemm_limbs(const Grid& grid, const Put& put, con
                                            place.j0);
         }
     }
-    if constexpr (Pair > 1) meet_cluster();  // no block leaves while another writes into it
+    if constexpr (Pair > 1)
+        sync_cluster();  // no block leaves while another writes or arrives there
 }
 
 }  // namespace aicf

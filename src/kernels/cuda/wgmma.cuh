@@ -658,7 +658,8 @@ __device__ __forceinline__ void gemm_wgmma(const Grid& grid, const Put& put, con
             }
         }
     }
-    if constexpr (Group > 1) meet_cluster();  // no block leaves while another writes into it
+    if constexpr (Group > 1)
+        sync_cluster();  // no block leaves while another writes or arrives there
 }
 
 }  // namespace aicf

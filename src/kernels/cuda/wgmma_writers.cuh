@@ -273,7 +273,8 @@ __device__ __forceinline__ void gemm_wgmma_writers(const Grid& grid, const Put& 
         else
             write_tiles<Layout, Shape, Place, 1, false>(put, room, first, stride, high);
     }
-    if constexpr (Pair > 1) meet_cluster();  // no block leaves while another writes into it
+    if constexpr (Pair > 1)
+        sync_cluster();  // no block leaves while another writes or arrives there
 }
 
 }  // namespace aicf
