@@ -3,6 +3,7 @@
 import aicf
 import numpy as np
 import pytest
+from aicf import _core
 from compare import assert_bits, numpy_dtype
 from conftest import FRESH
 from hypothesis import HealthCheck, given, seed, settings
@@ -543,6 +544,22 @@ def test_threads():
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_a_product_in_a_chain(dtype, rng):
+    """Few tiles and many terms, of operands that tensor cores would take in an order of theirs."""
+    processors = _core.cuda_info()["devices"][0]["multiprocessors"]
+    m, n, k = 64, 1024 if processors > 100 else 128, 4096
+    arrays = [rng.standard_normal(s, F32).astype(numpy_dtype(dtype)) for s in ((m, k), (k, n))]
+    found = []
+    for device in ("cpu", "cuda"):
+        ins = [Tensor(dtype, Layout.c_order(x.shape), device, x) for x in arrays]
+        out = Tensor(dtype, Layout.c_order((m, n)), device)
+        aicf.op_call("gemm", [t.give() for t in ins], [out.give()], {"order": "chain(256)"})
+        found.append(out.read())
+    assert found[0].tobytes() == found[1].tobytes()
 
 
 @pytest.mark.gpu

@@ -218,7 +218,7 @@ std::vector<Choice> Gemm::choices(const Limits& limits) const {
     };
     problem.boxes = limits.major == 9 && is_16_bit(a.dtype) && m * n * k >= kRolesWork &&
                     along_k(0) && along_k(1);
-    problem.pairs = limits.major == 9 && !tensor && size == 4;
+    problem.pairs = limits.major == 9 && !tensor && a.dtype == DType::f32;
     const auto add = [&](const auto& tilings) {
         for (const Tiling& t : tilings) add_choices(t, problem, limits, found);
     };

@@ -126,7 +126,7 @@ struct Problem {
     bool narrows = false;     // f32 becomes 16 bits as mma.sync's tiles load it
     int64_t element = 4;      // bytes of an operand's
     bool boxes = false;       // of 16 bits along k, which the copy engine can read
-    bool pairs = false;       // of f32: two blocks can be a cluster
+    bool pairs = false;       // operands of f32: two blocks can be a cluster
 };
 
 /// Every cut of k that a tiling allows.
