@@ -235,6 +235,29 @@ def test_tiles_of_warpgroups(k, epilogue, turned, rng):
             assert_bits(result[name].numpy(), want[name].numpy(), name)
 
 
+@pytest.mark.parametrize("processors", [1, 2, 3, 4, 7, 8])
+@pytest.mark.parametrize(
+    ("sizes", "dtype", "math"),
+    [
+        ((1024, 1280, 768), "bfloat16", "fp32"),
+        ((768, 768, 4096), "bfloat16", "fp32"),
+        ((1024, 1024, 1024), "float32", "tf32"),
+        ((1024, 1024, 1024), "float32", "fp32x"),
+        ((64, 128, 4096), "float32", "fp32"),
+    ],
+)
+def test_no_cluster_is_larger_than_the_device(sizes, dtype, math, processors):
+    """All its blocks run at once, one to a processor."""
+    m, n, k = sizes
+    g = aicf.Graph("product")
+    g.output("y", aicf.matmul(g.input("a", (m, k), dtype), g.input("b", (k, n), dtype)))
+    ((_, names),) = known(g, processors=processors, math=math).items()
+    pairs = [2 for name in names if "_pair" in name]
+    sides = [int(a) * int(b) for name in names for a, b in re.findall(r"_(\d)by(\d)", name)]
+    others = [int(x) for name in names for x in re.findall(r"_cluster_(\d+)", name)]
+    assert max([1, *pairs, *sides, *others]) <= processors, names
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("epilogue", [None, with_gelu])
 @pytest.mark.parametrize("turned", ["", "ab"])

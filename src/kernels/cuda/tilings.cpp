@@ -89,6 +89,7 @@ void add_choices(const Tiling& t, const Problem& p, const Limits& limits,
     if (t.own && grains > 1) return;  // whose sums so far would take the other's registers
     if (t.writers && (grains > 1 || !p.hands_over)) return;
     const int64_t high = std::max(t.pair, 1), group = high * t.wide;
+    if (group > processors) return;  // all blocks of a cluster run at once
     const int64_t tiles =
         p.batches * ceil_div(p.m, t.m * high) * ceil_div(p.n, t.n * t.wide) * group;
     const int64_t result = t.m * t.n * p.size;
@@ -162,7 +163,7 @@ void add_choices(const Tiling& t, const Problem& p, const Limits& limits,
         if (copies) {
             choice.cycles += rounding + static_cast<double>(p.moved / processors) /
                                             (p.moved > cached ? rounded_far : rounded);
-            choice.blocks = std::max(room / high, int64_t{1}) * high;  // all of them copy
+            choice.blocks = std::max(room / group, int64_t{1}) * group;  // all of them copy
         }
         if (p.words) choice.cycles += words;
         if (kept)
@@ -175,7 +176,8 @@ void add_choices(const Tiling& t, const Problem& p, const Limits& limits,
         // 57.8; by clusters of eight 73.)
         constexpr double meeting = 3000;
         constexpr int64_t most_tiles = 33;
-        if (!p.pairs || parts == 1 || parts % 2 || t.part_m * t.part_n % 32 || tiles > most_tiles)
+        if (!p.pairs || parts == 1 || parts % 2 || t.part_m * t.part_n % 32 || tiles > most_tiles ||
+            processors < 2)
             continue;
         choice.cluster = 2;
         choice.cycles += meeting - static_cast<double>(grains * result) / (2 * join_bytes);
