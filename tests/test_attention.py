@@ -699,6 +699,15 @@ def lots_of(program):
 
 
 @pytest.mark.skipif(not hasattr(_core, "cuda_programs"), reason="no CUDA backend in this build")
+@pytest.mark.parametrize(("positions", "first"), [(65536, "wgmma_joint"), (65600, "wgmma")])
+def test_sums_of_one_kernel_for_all_gradients(positions, first):
+    """It is the first choice where its sums take a GiB at most: of 32 heads, 32 KiB for 64 rows."""
+    known = _core.cuda_candidates(attention_of((1, 64, positions, 128), causal=True), ())
+    (names,) = (names for signature, names in known.items() if "attention_grads" in signature)
+    assert names[0] == first and set(names) == {"wgmma", "wgmma_joint", "mma"}
+
+
+@pytest.mark.skipif(not hasattr(_core, "cuda_programs"), reason="no CUDA backend in this build")
 @pytest.mark.parametrize(("shape", "forward", "gradients"), LOTS, ids=str)
 def test_lots_of_heads(shape, forward, gradients):
     """How many heads are dealt to blocks together, and that it says nothing of the order."""

@@ -261,15 +261,27 @@ Deal deal_of(const LoweredOp& op, const Limits& limits, Part part, const Roles& 
                 limits.processors);
 }
 
-/// Tiles of a head at work at a time where one kernel makes all gradients: few, since each begins
-/// behind the one before. Causal, TFLOP/s on an H100, 16384 positions, 16 heads of 128, by heads of
-/// a lot: 1 175, 4 368, 8 450, 16 490; two kernels, of seven products: 437.
-constexpr int64_t kJointSharing = 8;
-
 /// Whether one kernel may take all gradients, in five products.
 bool may_be_joint(const LoweredOp& op, const Limits& limits) {
     return op.def->name == "attention_grads" && op.inputs[0].shape[3] == 128 &&
            roles_of(op, limits, Part::joint).has_value();
+}
+
+/// Where it adds the gradients of queries between two tiles of keys: for so many heads of keys at a
+/// time, for so many of queries each blocks of 64 rows.
+struct JointSums {
+    int64_t lot, slots, blocks, bytes;
+};
+JointSums joint_sums(const LoweredOp& op, const Limits& limits) {
+    const Roles roles = *roles_of(op, limits, Part::joint);
+    const View &q = op.inputs[0], &k = op.inputs[1];
+    const int64_t blocks = ceil_div(q.shape[2], roles.block),
+                  tiles = ceil_div(k.shape[2], roles.rows()), share = q.shape[1] / k.shape[1],
+                  heads = q.shape[0] * k.shape[1], all = std::max(limits.processors, 1);
+    const int64_t lot = std::clamp(all / kJointSharing, int64_t{1}, heads);
+    // A head waits for one that came so many before: for none at work.
+    const int64_t slots = std::min(heads, std::max(2 * lot, ceil_div(3 * all, tiles))) * share;
+    return {lot, slots, blocks, slots * blocks * roles.boxes * 64 * 64 * 4};
 }
 
 bool may_have_roles(const LoweredOp& op, const Limits& limits) {
@@ -442,20 +454,16 @@ class AttentionText {
         text_.includes = {"attention_grads_wgmma.cuh"};
         text_.threads = 128 * (roles.groups + 1);
         const View &q = op_.inputs[0], &k = op_.inputs[1];
-        const int64_t blocks = ceil_div(t_, roles.block), tiles = ceil_div(s_, roles.rows()),
-                      share = q.shape[1] / k.shape[1], heads = q.shape[0] * k.shape[1],
-                      all = std::max(limits_.processors, 1);
-        const int64_t lot = std::clamp(all / kJointSharing, int64_t{1}, heads);
-        // A head waits for one that came so many before: for none at work.
-        const int64_t slots = std::min(heads, std::max(2 * lot, ceil_div(3 * all, tiles))) * share;
-        text_.blocks = std::min(tiles * heads, all);
-        text_.workspace = static_cast<uint64_t>(slots * blocks * roles.boxes * 64 * 64 * 4);
-        text_.counters = static_cast<int>(2 + slots * blocks);
+        const JointSums sums = joint_sums(op_, limits_);
+        text_.blocks = std::min(ceil_div(s_, roles.rows()) * q.shape[0] * k.shape[1],
+                                int64_t{std::max(limits_.processors, 1)});
+        text_.workspace = static_cast<uint64_t>(sums.bytes);
+        text_.counters = static_cast<int>(2 + sums.slots * sums.blocks);
         for (const HeadMap& one : roles.maps) text_.maps.push_back(one.map);
         text_.shared = static_cast<uint32_t>(joint_room(roles));
         text_.body +=
-            roles_struct(roles, lot,
-                         cat("    static constexpr uint32_t slots = ", slots, ";\n",
+            roles_struct(roles, sums.lot,
+                         cat("    static constexpr uint32_t slots = ", sums.slots, ";\n",
                              step_text("queries", 64, type_, false, true, true),
                              step_text("keys", static_cast<int>(d_), type_, false, true)));
         text_.body += cat(body_head(), "    attention_grads_wgmma<@_Layout, @_Shape, ",
@@ -554,11 +562,11 @@ std::vector<std::string> attention_candidates(const LoweredOp& op, const Limits&
     if (op.inputs[0].shape[2] < kRolesLength || op.inputs[1].shape[2] < kRolesLength)
         std::swap(names[0], names[1]);
     if (!may_be_joint(op, limits)) return names;
-    // The shortest positions that it was faster for, where it was timed.
-    constexpr int64_t length = 16384;
     const View &q = op.inputs[0], &k = op.inputs[1];
-    const bool first = op.attrs.flag("causal") && q.shape[2] >= length && k.shape[2] >= length &&
-                       q.shape[0] * k.shape[1] >= limits.processors / kJointSharing;
+    const bool first = op.attrs.flag("causal") && q.shape[2] >= kJointLength &&
+                       k.shape[2] >= kJointLength &&
+                       q.shape[0] * k.shape[1] >= limits.processors / kJointSharing &&
+                       joint_sums(op, limits).bytes <= kJointBytes;
     names.insert(first ? names.begin() : names.end(), kJointAttention);
     return names;
 }
