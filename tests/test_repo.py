@@ -371,6 +371,14 @@ def test_functions_have_an_example():
     assert without == []
 
 
+def test_the_page_of_files_has_the_numbers_of_the_header():
+    header = (ROOT / "src/core/compile/executable.h").read_text()
+    page = (ROOT / "docs/format.md").read_text()
+    for constant, name in (("kFileFormat", "format"), ("kContract", "contract")):
+        (number,) = re.findall(rf"constexpr uint32_t {constant} = (\d+);", header)
+        assert re.findall(rf"\| u32 \| {name}, (\d+):", page) == [number]
+
+
 def test_files_have_a_plain_style():
     """No tabs, no trailing blanks, a newline at the end."""
     for folder, kinds in (("python", {".py"}), ("tests", {".py"}), ("bench", {".py"})):
