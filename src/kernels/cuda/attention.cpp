@@ -243,13 +243,13 @@ std::optional<Roles> roles_of(const LoweredOp& op, const Limits& limits, Part pa
 }
 
 Deal deal_of(const LoweredOp& op, const Limits& limits, Part part, const Roles& roles) {
-    constexpr int64_t cached = 24 << 20, sharing = 6;
+    constexpr int64_t sharing = 6;
     const bool of_keys = part != Part::forward && part != Part::queries;
     const View &q = op.inputs[0], &k = op.inputs[1];
     const int64_t others = of_keys ? q.shape[2] * (q.shape[1] / k.shape[1]) : k.shape[2],
                   heads = q.shape[0] * (of_keys ? k : q).shape[1],
                   bytes = std::max<int64_t>(4 * q.shape[3] * others, 1),
-                  fits = std::clamp(cached / bytes, int64_t{1}, heads);
+                  fits = std::clamp(kCachedBytes / bytes, int64_t{1}, heads);
     // What does not fit is read once for all tiles of a head that are at work at a time: six are
     // enough. Causal, forward, TFLOP/s by lots on an H100: 16384 positions, 32 heads
     // of 64: 5 384, 8 385, 10 397, 20 403, 32 382; 16 heads of 128: 1 535, 16 551; 4096 positions,

@@ -189,8 +189,7 @@ void Gemm::add_update(const Limits& limits, std::vector<Choice>& choices) const 
 
 void Gemm::add_wgmma(const Tiling& t, const Problem& problem, const Limits& limits,
                      std::vector<Choice>& found) const {
-    const bool timed = t.wide == 1 && t.pair <= 2 && t.n % 64 == 0 && t.stages <= 7;
-    if (copied_as && !timed) return;  // in 16 bits alone
+    if (copied_as && t.narrow) return;
     for (const Reading& reading : readings(t)) {
         Problem of = problem;
         of.reads = reading.reads;

@@ -439,7 +439,6 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
         const int64_t thin_row = few.strides[side ? rank - 1 : rank - 2],
                       thin_col = few.strides[side ? rank - 2 : rank - 1];
         const auto pack = static_cast<int64_t>(16 / dtype_size(a.dtype));
-        constexpr int64_t kCached = 48 << 20;  // bytes that the second cache holds
         const auto flag = [](const char* name, bool value) {
             return cat("    static constexpr bool ", name, " = ", value ? "true" : "false", ";\n");
         };
@@ -451,7 +450,8 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
             "struct @_Thin {\n", number("rows", rows), number("wide", count),
             number("wide_step", step), number("thin_row", thin_row), number("thin_col", thin_col),
             flag("along_k", along_k), flag("begins", begins),
-            flag("far", batches * count * k * static_cast<int64_t>(dtype_size(a.dtype)) > kCached),
+            flag("far",
+                 batches * count * k * static_cast<int64_t>(dtype_size(a.dtype)) > kFarBytes),
             flag("packs", step % pack == 0 && (along_k || count % pack == 0)),
             flag("thin_packs", thin_col == 1 && (rows == 1 || thin_row % pack == 0)),
             place("thin_at", !side), place("wide_at", side),

@@ -56,6 +56,7 @@ __device__ __forceinline__ void gemm_tiled_cluster(const Grid& grid, const Put& 
     constexpr int chunks = int((Shape::k + Shape::chunk - 1) / Shape::chunk),
                   run = (chunks + Parts - 1) / Parts;
     static_assert(Shape::chunk % BK == 0 && (Parts - 1) * run < chunks && Parts % 2 == 0);
+    static_assert(Place::tiles * Parts < 1 << 30);
     extern __shared__ __align__(16) char shared[];
     const uint32_t rank = cluster_rank();
     const Place place(grid.block / 2);  // its part: which cluster

@@ -234,8 +234,7 @@ class RowText {
     static int64_t teams_of(const Team& team) {  // of a block
         return team.warps > 1 ? 1 : kRowWarps * 32 / team.lanes;
     }
-    /// The blocks of a processor that registers have room for, by the elements of a thread; more
-    /// where these still take many rows each, so that none waits long for the last.
+    /// The blocks of a processor that registers have room for, by the elements of a thread.
     int64_t ahead_resident(const Team& team) const {
         const int64_t each = ceil_div(row_.n, team.warps > 1 ? 32 * team.warps : team.lanes),
                       warps = each <= 8    ? 48
@@ -245,6 +244,8 @@ class RowText {
                       block = team.warps > 1 ? team.warps : kRowWarps;
         return std::max<int64_t>(warps / block, 1);
     }
+    /// As many, or more where these still take many rows each, so that none waits long for the
+    /// last.
     int64_t ahead_blocks(const Team& team, int64_t most = 4) const {
         const int64_t all = ahead_resident(team) * limits_.processors;
         return rows_ >= 2 * most * kAheadRows * teams_of(team) * all ? most * all : all;

@@ -24,6 +24,10 @@ constexpr int64_t kChainMembers = 16;
 constexpr int64_t kPairRows = 1 << 15;   // of a chain in words, up to which two warps share 16
 constexpr int64_t kRolesWork = 1 << 22;  // multiplications from which on warps may have roles
 
+// Bytes that each half of the L2 cache of 9.0 holds, and above which nothing of an operand stays in
+// either.
+constexpr int64_t kCachedBytes = 24 << 20, kFarBytes = 48 << 20;
+
 constexpr int64_t kRolesRows = 64;     // of attention, from which on warps may have roles
 constexpr int64_t kRolesLength = 256;  // from which on they are the first choice
 constexpr int64_t kWideHead = 128;     // above which a gradient's sums are more than registers hold

@@ -50,20 +50,19 @@ static double start_of(const Tiling& t, const Problem& p) {
 /// does not hold more slowly unless two blocks share them (4096 cubed 478 us, 404 so).
 static double rate_of(const Tiling& t, const Problem& p) {
     constexpr double low_pair = 1.35, far = 1.12;
-    constexpr int64_t cached = 24 << 20;
     if (p.rate == 1) return 1;
     if (t.pair > 1) return t.m == 64 ? p.rate * low_pair : p.rate;
-    return t.own && p.batches * (p.m + p.n) * p.k * p.element > cached ? p.rate * far : p.rate;
+    return t.own && p.batches * (p.m + p.n) * p.k * p.element > kCachedBytes ? p.rate * far
+                                                                             : p.rate;
 }
 
 /// Cycles of a step of k of a full processor. Of 16 bits that the cache holds tiles of 64x128 are
 /// not worth sharing: 1024x1024x4096 TN took an H100 15.4 us, 18.6 by pairs; what comes from memory
 /// is, 128x4096x4096 NT 16.9 and 14.3. Of larger ones pairs are slower, too.
 static double share_of(const Tiling& t, const Problem& p) {
-    constexpr int64_t cached = 24 << 20;
     if (!t.pair || t.own || t.writers || t.wide > 1 || t.n != 128 || p.element != 2) return t.share;
     if (t.m == 128) return t.pair > 1 ? 10.6 : t.share;
-    if (p.batches * (p.m + p.n) * p.k * p.element > cached) return t.share;
+    if (p.batches * (p.m + p.n) * p.k * p.element > kCachedBytes) return t.share;
     return t.pair > 1 ? 6.8 : 5.95;
 }
 
@@ -75,7 +74,6 @@ void add_choices(const Tiling& t, const Problem& p, const Limits& limits,
     constexpr double arrival = 3000, join_bytes = 32;  // cycles; bytes a cycle and processor
     // Where blocks take turns: for the turns, and of parts that the cache holds or does not hold.
     constexpr double queue = 6000, moved = 30, moved_far = 10;
-    constexpr int64_t cached = 24 << 20;
     constexpr double between_cuts = 120;  // of a block that takes one after the other
     // Where operands are copied first: for the wait, and bytes read and written.
     constexpr double rounding = 4000, rounded = 24, rounded_far = 16;
@@ -155,14 +153,14 @@ void add_choices(const Tiling& t, const Problem& p, const Limits& limits,
             choice.adders = ceil_div(pieces, std::clamp<int64_t>(share, 1, warps));
             choice.cycles += queue + static_cast<double>(ceil_div(units, processors) * result +
                                                          ceil_div(units * result, processors)) /
-                                         (units * result > cached ? moved_far : moved);
+                                         (units * result > kCachedBytes ? moved_far : moved);
         } else if (parts > 1)
             choice.cycles += arrival + static_cast<double>(ceil_div(tiles, processors) *
                                                            (choice.slots / tiles) * result) /
                                            join_bytes;
         if (copies) {
             choice.cycles += rounding + static_cast<double>(p.moved / processors) /
-                                            (p.moved > cached ? rounded_far : rounded);
+                                            (p.moved > kCachedBytes ? rounded_far : rounded);
             choice.blocks = std::max(room / group, int64_t{1}) * group;  // all of them copy
         }
         if (p.words) choice.cycles += words;

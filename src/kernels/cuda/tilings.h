@@ -20,6 +20,7 @@ struct Tiling {
     bool own = false;     // of wgmma: each warpgroup has tiles of its own
     int writers = 0;      // of wgmma: warpgroups that take what follows the product
     int wide = 1;         // of wgmma: blocks that share a tile of A
+    bool narrow = false;  // of wgmma: for products of 16-bit operands alone
 
     /// Whether a block has registers for the sum of the cuts it has done; where A goes through
     /// registers as words, too, 192 columns leave none.
@@ -70,12 +71,12 @@ inline constexpr Tiling kWgmma[] = {
     {64, 128, 64, 6, 64, 128, 256, 1, 7.0, 7.0, 1, 2050},
     {64, 128, 64, 7, 64, 128, 256, 1, 5.9, 5.9, 2, 3000},
     {64, 64, 64, 5, 64, 64, 256, 2, 4.2, 6.5, 1, 1400},
-    {64, 64, 64, 13, 64, 64, 256, 1, 3.0, 3.0, 2, 5000},
-    {64, 96, 64, 10, 64, 96, 256, 1, 3.85, 3.85, 4, 5000},
-    {128, 128, 64, 6, 64, 128, 384, 1, 9.4, 9.4, 2, 2400, false, 0, 2},
-    {128, 160, 64, 5, 64, 160, 384, 1, 12.9, 12.9, 2, 4600},
-    {128, 160, 64, 5, 64, 160, 384, 1, 12.4, 12.4, 4, 4600},
-    {128, 160, 64, 5, 64, 160, 384, 1, 12.4, 12.4, 2, 4600, false, 0, 4}};
+    {64, 64, 64, 13, 64, 64, 256, 1, 3.0, 3.0, 2, 5000, false, 0, 1, true},
+    {64, 96, 64, 10, 64, 96, 256, 1, 3.85, 3.85, 4, 5000, false, 0, 1, true},
+    {128, 128, 64, 6, 64, 128, 384, 1, 9.4, 9.4, 2, 2400, false, 0, 2, true},
+    {128, 160, 64, 5, 64, 160, 384, 1, 12.9, 12.9, 2, 4600, false, 0, 1, true},
+    {128, 160, 64, 5, 64, 160, 384, 1, 12.4, 12.4, 4, 4600, false, 0, 1, true},
+    {128, 160, 64, 5, 64, 160, 384, 1, 12.4, 12.4, 2, 4600, false, 0, 4, true}};
 // Of limbs.cuh, whose ring holds a limb of both operands in each place.
 inline constexpr Tiling kLimbs[] = {{128, 128, 64, 6, 64, 128, 384, 1, 62, 62, 1, 2300},
                                     {128, 128, 64, 6, 64, 128, 384, 1, 61.5, 61.5, 2, 4000},

@@ -39,11 +39,11 @@ __device__ __forceinline__ void hold(float (&sums)[Count]) {
 
 /// How a kernel lies in shared memory. Layout, which the host writes, says: a tile's rows and
 /// columns, depth, stages, how many blocks one above the other share the tile of B (pair), how many
-/// side by side that of A (wide), the
-/// parts of k that are units of their own, whether the sum of the cuts before stays in registers
-/// (holds), whether each warpgroup has tiles of its own (own), whether A is words of f32 that go
-/// through registers (words), whether operands and tiles are those of the transpose (turned), how
-/// the operands lie, the bytes it asks for, and by step() the instruction.
+/// side by side that of A (wide), the parts of k that are units of their own, whether the sum of
+/// the cuts before stays in registers (holds), whether each warpgroup has tiles of its own (own),
+/// whether A is words of f32 that go through registers (words), whether operands and tiles are
+/// those of the transpose (turned), how the operands lie, the bytes it asks for, and by step() the
+/// instruction.
 template <class Layout>
 struct Ring {
     static constexpr int depth = Layout::depth;  // elements of a line of 128 bytes
@@ -83,9 +83,9 @@ __device__ __forceinline__ void copy_tile(uint32_t to, const void* map, int i, i
     }
 }
 
-/// The share `which` of the same to the blocks of a cluster that need
-/// the tile and bring one of its `Shares` each: some of its lines along k, or across k some of the
-/// boxes that lie side by side, or of too few boxes some lines of each.
+/// The share `which` of the same to the blocks of a cluster that need the tile and bring one of its
+/// `Shares` each: some of its lines along k, or across k some of the boxes that lie side by side,
+/// or of too few boxes some lines of each.
 template <class R, int Rows, bool AlongK, int Line, int Shares>
 __device__ __forceinline__ void copy_portion(uint32_t to, const void* map, int i, int k, int batch,
                                              uint32_t barrier, uint32_t which, uint32_t blocks) {

@@ -186,6 +186,7 @@ __device__ __forceinline__ void gemm_wgmma_cluster(const Grid& grid, const Put& 
     typedef Handed<Layout> R;
     typedef Share<Layout, Shape> Mine;
     typedef Piece<Shape, Layout::rows, Layout::columns, (Shape::n > Shape::m)> Place;
+    static_assert(Layout::columns % R::depth == 0 || Layout::b_along_k);  // lines of 128 bytes
     extern __shared__ __align__(1024) char ring_room[];
     const uint32_t room = shared_address(ring_room), rank = cluster_rank();
     const Mine share(rank);

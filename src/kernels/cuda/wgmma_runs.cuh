@@ -88,6 +88,7 @@ __device__ __forceinline__ void gemm_wgmma_runs(const Grid& grid, const Put& put
     constexpr int sums = BN / 2, lots = sums / 4, threads = 128 * R::consumers;
     static_assert(Layout::pair == 1 && Layout::parts == 1 && Layout::holds && !Layout::own &&
                   !Layout::words);
+    static_assert(Layout::columns % R::depth == 0 || Layout::b_along_k);  // lines of 128 bytes
     extern __shared__ __align__(1024) char ring_room[];
     const uint32_t room = shared_address(ring_room), full = room + R::barriers,
                    empty = full + 8 * Stages;
