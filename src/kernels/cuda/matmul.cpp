@@ -1,6 +1,7 @@
 // Texts of products, by the kernels that gemm.h ranks.
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <utility>
 
 #include "core/graph/region.h"
@@ -574,7 +575,11 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
                     layout.operand[op.inputs.size()], ") + @_y0::at(batch) + row * step + col;\n",
                     "    }\n");
         text.body += packed_text(op, layout, turned || (lines && choice.parts == 1)) + "};\n";
-        std::string ready = "Present{}", copy;
+        const int early = std::getenv("AICF_EARLY") ? std::atoi(std::getenv("AICF_EARLY")) : 2;
+        text.begins = early > 0 && !reading.copies();
+        std::string ready = cat("Present<", early, ">{(block.word(", layout.tail + int(kLateAt),
+                                ") & ", kLateA | kLateB, ") != 0}"),
+                    copy;
         if (reading.copies()) {
             const bool right = reading.reads == Reads::right_copied;
             const std::string as = rounded_type(math, a.dtype);
