@@ -1,7 +1,6 @@
 // Texts of products, by the kernels that gemm.h ranks.
 #include <algorithm>
 #include <array>
-#include <cstdlib>
 #include <utility>
 
 #include "core/graph/region.h"
@@ -575,10 +574,12 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
                     layout.operand[op.inputs.size()], ") + @_y0::at(batch) + row * step + col;\n",
                     "    }\n");
         text.body += packed_text(op, layout, turned || (lines && choice.parts == 1)) + "};\n";
-        const int early = std::getenv("AICF_EARLY") ? std::atoi(std::getenv("AICF_EARLY")) : 2;
-        text.begins = early > 0 && !reading.copies();
-        std::string ready = cat("Present<", early, ">{(block.word(", layout.tail + int(kLateAt),
-                                ") & ", kLateA | kLateB, ") != 0}"),
+        text.begins = !reading.copies();
+        const auto late = [&](uint32_t bit) {
+            return cat("(block.word(", layout.tail + int(kLateAt), ") & ", bit, ") != 0");
+        };
+        std::string ready = cat("Present{", late(turned ? kLateB : kLateA), ", ",
+                                late(turned ? kLateA : kLateB), "}"),
                     copy;
         if (reading.copies()) {
             const bool right = reading.reads == Reads::right_copied;

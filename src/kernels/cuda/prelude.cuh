@@ -46,7 +46,7 @@ __device__ __forceinline__ void begin_kernel() {
     asm volatile("griddepcontrol.launch_dependents;");
 #endif
 }
-/// Its first half, of threads of a block whose other ones let others begin.
+/// Its first half: of threads of a block whose other ones let others begin.
 __device__ __forceinline__ void wait_before_kernel() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
