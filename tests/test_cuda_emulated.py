@@ -441,8 +441,7 @@ for name in {names!r}:
     ],
 )
 def test_tiles_that_are_read_too_early_are_found(folder, side, rows, width, names):
-    """What is there of a product's first tiles is copied before the kernel that makes the other
-    operand is done."""
+    """Tiles are copied before the kernel before is done, unless that makes an operand."""
     script = LATE_TILES.format(side=side, rows=rows, width=width, names=names)
     for fault, said in (({}, "True"), ({"FAKE_CUDA_NOTHING_LATE": "gemm_"}, "False")):
         environment = emulate.environment(folder, major=9, processors=132) | fault

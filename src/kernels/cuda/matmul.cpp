@@ -575,11 +575,8 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
                     "    }\n");
         text.body += packed_text(op, layout, turned || (lines && choice.parts == 1)) + "};\n";
         text.begins = !reading.copies();
-        const auto late = [&](uint32_t bit) {
-            return cat("(block.word(", layout.tail + int(kLateAt), ") & ", bit, ") != 0");
-        };
-        std::string ready = cat("Present{", late(turned ? kLateB : kLateA), ", ",
-                                late(turned ? kLateA : kLateB), "}"),
+        std::string ready = cat("Present{(block.word(", layout.tail + int(kLateAt), ") & ",
+                                kLateA | kLateB, ") != 0}"),
                     copy;
         if (reading.copies()) {
             const bool right = reading.reads == Reads::right_copied;

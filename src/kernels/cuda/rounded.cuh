@@ -141,7 +141,6 @@ struct Uncopied {
 template <int64_t Count>
 struct Rounded {
     static constexpr bool elects = false;  // which would cost registers that there are not
-    static constexpr bool a_late = true, b_late = true;
     __device__ __forceinline__ void begin() const {}
     uint32_t* counters;
     uint32_t blocks;

@@ -199,13 +199,13 @@ struct Tiled<Shape, true> {
     };
 };
 
-/// Of operands that lie where they are read. One that is not late, as the kernel before does not
-/// write it, is copied before that is done. Threads that copy nothing say begin().
+/// Of operands that lie where they are read: before what the kernel waits for is done, unless that
+/// writes one, which is `late` then. Threads that copy nothing say begin().
 struct Present {
     static constexpr bool elects = true;
-    bool a_late, b_late;
+    bool late;
     __device__ __forceinline__ void operator()() const {
-        if (a_late || b_late) wait_before_kernel();
+        if (late) wait_before_kernel();
     }
     __device__ __forceinline__ void begin() const { begin_kernel(); }
 };
@@ -214,8 +214,8 @@ struct Present {
 /// of k and adds them, in registers or in `parts`. Otherwise a cut is a unit of its own that is
 /// left in `parts`, and blocks add shares of a tile once all its cuts lie there; of `counters` the
 /// first is the next turn, the second how many blocks are done, the others how many warps left
-/// their sums. A thread calls ready(), which returns when the operands are there, before it copies
-/// what is late. All that is read or written beside waits for the kernel's beginning.
+/// their sums. A thread calls ready(), which returns when the operands are there, before it copies.
+/// All that is read or written beside waits for the kernel's beginning.
 template <class Layout, class Shape, class Put, class Ready>
 __device__ __forceinline__ void gemm_wgmma(const Grid& grid, const Put& put, const void* map_a,
                                            const void* map_b, float* parts, uint32_t* counters,
@@ -291,7 +291,6 @@ __device__ __forceinline__ void gemm_wgmma(const Grid& grid, const Put& put, con
         if constexpr (split) own = __shfl_sync(~0u, own, 0);
         if (!at_once && warp > 0) ready.begin();
         if (Ready::elects ? leads_copies(warp) : threadIdx.x == 0) {
-            int ahead = at_once ? 0 : 1;
             const auto copy = [&](const Place& place, int begin, int steps) {
                 const int i0 = int(place.i0) + int(high) * BM,
                           j0 = int(place.j0) + int(across) * BN;
@@ -302,51 +301,26 @@ __device__ __forceinline__ void gemm_wgmma(const Grid& grid, const Put& put, con
                                column_blocks = every_row << across;
                 const int az = Layout::a_batched ? int(place.batch) : 0,
                           bz = Layout::b_batched ? int(place.batch) : 0;
-                const auto copy_a = [&](int s, int to) {
-                    const uint32_t as = room + to * R::stage_bytes;
+#pragma unroll 1
+                for (int s = 0; s < steps; s++, next_stage()) {
                     const int k0 = (begin + s) * depth;
-                    if constexpr (Wide > 1)
-                        copy_portion<R, BM, Layout::a_along_k, 128, Wide>(
-                            as, map_a, i0, k0, az, full(to), across, row_blocks);
-                    else
-                        copy_tile<R, BM, Layout::a_along_k, 1>(as, map_a, i0, k0, az, full(to));
-                };
-                const auto copy_b = [&](int s, int to) {
-                    const uint32_t bs = room + to * R::stage_bytes + R::a_bytes;
-                    const int k0 = (begin + s) * depth;
-                    if constexpr (Pair > 1)
-                        copy_portion<R, BN, Layout::b_along_k, R::b_line, Pair>(
-                            bs, map_b, j0, k0, bz, full(to), high, column_blocks);
-                    else
-                        copy_tile<R, BN, Layout::b_along_k, 1, R::b_line>(bs, map_b, j0, k0, bz,
-                                                                          full(to));
-                };
-                int s = 0;
-                if (ahead > 0) {  // stages that are empty yet, one operand after the other
-                    ahead = 0;
-                    constexpr int most = Stages < all_steps ? Stages : all_steps;
-#pragma unroll 1
-                    for (int late = 0; late < 2; late++) {
-                        if (late) ready();
-#pragma unroll 1
-                        for (s = 0; s < most; s++) {
-                            if (!late) arrive_expecting(full(s), R::stage_bytes);
-                            if (ready.a_late == late) copy_a(s, s);
-                            if (ready.b_late == late) copy_b(s, s);
-                        }
-                    }
-                    stage = most % Stages;
-                    phase = most / Stages;
-                }
-#pragma unroll 1
-                for (; s < steps; s++, next_stage()) {
+                    const uint32_t as = room + stage * R::stage_bytes, bs = as + R::a_bytes;
                     wait_barrier(empty(stage), phase ^ 1);
                     arrive_expecting(full(stage), R::stage_bytes);
-                    copy_a(s, stage);
-                    copy_b(s, stage);
+                    if constexpr (Wide > 1)
+                        copy_portion<R, BM, Layout::a_along_k, 128, Wide>(
+                            as, map_a, i0, k0, az, full(stage), across, row_blocks);
+                    else
+                        copy_tile<R, BM, Layout::a_along_k, 1>(as, map_a, i0, k0, az, full(stage));
+                    if constexpr (Pair > 1)
+                        copy_portion<R, BN, Layout::b_along_k, R::b_line, Pair>(
+                            bs, map_b, j0, k0, bz, full(stage), high, column_blocks);
+                    else
+                        copy_tile<R, BN, Layout::b_along_k, 1, R::b_line>(bs, map_b, j0, k0, bz,
+                                                                          full(stage));
                 }
             };
-            if constexpr (at_once) ready();
+            ready();
             if constexpr (split) {
                 for (;; next_slot()) {
                     wait_barrier(passed(slot), slot_phase ^ 1);
