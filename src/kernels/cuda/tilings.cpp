@@ -58,14 +58,12 @@ static double rate_of(const Tiling& t, const Problem& p) {
 
 /// Cycles of a step of k of a full processor. Of 16 bits that the cache holds tiles of 64x128 are
 /// not worth sharing: 1024x1024x4096 TN took an H100 15.4 us, 18.6 by pairs; what comes from memory
-/// is, 128x4096x4096 NT 16.9 and 14.3, but of few `tiles` (64x4096x4096 NT an H200 12.9 and 14.7).
-/// Of larger ones pairs are slower, too.
-static double share_of(const Tiling& t, const Problem& p, int64_t tiles) {
-    constexpr int64_t few = 33;
+/// is, 128x4096x4096 NT 16.9 and 14.3. Of larger ones pairs are slower, too.
+static double share_of(const Tiling& t, const Problem& p) {
     constexpr int64_t cached = 24 << 20;
     if (!t.pair || t.own || t.writers || t.wide > 1 || t.n != 128 || p.element != 2) return t.share;
     if (t.m == 128) return t.pair > 1 ? 10.6 : t.share;
-    if (tiles >= few && p.batches * (p.m + p.n) * p.k * p.element > cached) return t.share;
+    if (p.batches * (p.m + p.n) * p.k * p.element > cached) return t.share;
     return t.pair > 1 ? 6.8 : 5.95;
 }
 
@@ -98,7 +96,7 @@ void add_choices(const Tiling& t, const Problem& p, const Limits& limits,
     const int64_t result = t.m * t.n * p.size;
     const auto useless =
         static_cast<double>(p.m <= t.m ? high : 1);  // blocks of no rows beside one
-    const double start = start_of(t, p), each = share_of(t, p, tiles) * useless,
+    const double start = start_of(t, p), each = share_of(t, p) * useless,
                  alone = t.pair && t.resident == 1 ? each : t.alone;
     // Of clusters of more than two some processors stay idle: an H100 of 132 runs 30 of four at
     // once, and 15 of eight.
