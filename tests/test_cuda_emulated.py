@@ -409,3 +409,43 @@ def test_products_that_read_too_early_are_found(folder, rows, width, dtype, turn
         )
         said.append(done.stdout.split())
     assert said == [[kernel, "True"], [kernel, "False"]]
+
+
+LATE_TILES = """
+import aicf
+import ml_dtypes
+import numpy as np
+from aicf import _core
+
+rng, g, feed = np.random.default_rng(0), aicf.Graph("late"), {{}}
+for name, shape in {{"x": ({rows}, {width}), "v": (16, {width}), "w": (16, {width})}}.items():
+    feed[name] = rng.standard_normal(shape).astype(ml_dtypes.bfloat16)
+x, v, w = (g.input(name, one.shape, "bfloat16") for name, one in feed.items())
+made = aicf.relu(v.T @ w)
+g.output("y", aicf.relu(x @ made if {side!r} == "right" else made @ x.T))
+known = _core.cuda_candidates(g._core, _core.pass_names())
+(signature,) = (one for one, names in known.items() if "wgmma_128x128" in names)
+want = g.compile(device="cpu", tensor_cores="sm_90")(**feed)["y"].numpy().tobytes()
+for name in {names!r}:
+    step = g.compile(device="cuda", candidates={{signature: "wgmma_" + name}})
+    print(name, step(**feed)["y"].numpy().tobytes() == want)
+"""
+
+
+@pytest.mark.parametrize(
+    ("side", "rows", "width", "names"),
+    [
+        ("right", 136, 264, ["64x128", "128x128_2by2", "128x128_pair"]),
+        ("left", 136, 264, ["64x96_4by1", "128x128_own"]),
+        ("left", 72, 776, ["128x128_cluster_5", "64x128"]),
+    ],
+)
+def test_tiles_that_are_read_too_early_are_found(folder, side, rows, width, names):
+    """Tiles are copied before the kernel before is done, unless that makes an operand."""
+    script = LATE_TILES.format(side=side, rows=rows, width=width, names=names)
+    for fault, said in (({}, "True"), ({"FAKE_CUDA_NOTHING_LATE": "gemm_"}, "False")):
+        environment = emulate.environment(folder, major=9, processors=132) | fault
+        done = subprocess.run(
+            [sys.executable, "-c", script], env=environment, text=True, capture_output=True
+        )
+        assert done.stdout.split() == [x for name in names for x in (name, said)], done.stderr

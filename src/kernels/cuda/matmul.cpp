@@ -574,7 +574,10 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
                     layout.operand[op.inputs.size()], ") + @_y0::at(batch) + row * step + col;\n",
                     "    }\n");
         text.body += packed_text(op, layout, turned || (lines && choice.parts == 1)) + "};\n";
-        std::string ready = "Present{}", copy;
+        text.begins = !reading.copies();
+        std::string ready = cat("Present{(block.word(", layout.tail + int(kLateAt), ") & ",
+                                kLateA | kLateB, ") != 0}"),
+                    copy;
         if (reading.copies()) {
             const bool right = reading.reads == Reads::right_copied;
             const std::string as = rounded_type(math, a.dtype);

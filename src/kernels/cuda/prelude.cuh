@@ -46,6 +46,12 @@ __device__ __forceinline__ void begin_kernel() {
     asm volatile("griddepcontrol.launch_dependents;");
 #endif
 }
+/// Its first half: of threads of a block whose other ones let others begin.
+__device__ __forceinline__ void wait_before_kernel() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
 
 /// The blocks that run one kernel body: those of a launch, or some of them; or, of one block that
 /// runs a whole step, warps that stand for blocks.

@@ -141,6 +141,7 @@ struct Uncopied {
 template <int64_t Count>
 struct Rounded {
     static constexpr bool elects = false;  // which would cost registers that there are not
+    __device__ __forceinline__ void begin() const {}
     uint32_t* counters;
     uint32_t blocks;
     __device__ __forceinline__ void operator()() const {

@@ -73,7 +73,9 @@ void add_choices(const Tiling& t, const Problem& p, const Limits& limits,
     constexpr int64_t most_bytes = 64 << 20;
     constexpr double arrival = 3000, join_bytes = 32;  // cycles; bytes a cycle and processor
     // Where blocks take turns: for the turns, and of parts that the cache holds or does not hold.
-    constexpr double queue = 6000, moved = 30, moved_far = 10;
+    // Four warps take long to add: by tiles of 64x128 64x4096x4096 NT took an H200 21.7 us in eight
+    // parts, 12.9 in one, 1024x1024x4096 TN 43.6 in four, 14.7 in one.
+    constexpr double queue = 6000, turn = 2000, turn_of_wide = 7500, moved = 30, moved_far = 10;
     constexpr double between_cuts = 120;  // of a block that takes one after the other
     // Where operands are copied first: for the wait, and bytes read and written.
     constexpr double rounding = 4000, rounded = 24, rounded_far = 16;
@@ -91,7 +93,9 @@ void add_choices(const Tiling& t, const Problem& p, const Limits& limits,
     const int64_t tiles =
         p.batches * ceil_div(p.m, t.m * high) * ceil_div(p.n, t.n * t.wide) * group;
     const int64_t result = t.m * t.n * p.size;
-    const double start = start_of(t, p), each = share_of(t, p),
+    const auto useless =
+        static_cast<double>(p.m <= t.m ? high : 1);  // blocks of no rows beside one
+    const double start = start_of(t, p), each = share_of(t, p) * useless,
                  alone = t.pair && t.resident == 1 ? each : t.alone;
     // Of clusters of more than two some processors stay idle: an H100 of 132 runs 30 of four at
     // once, and 15 of eight.
@@ -151,6 +155,9 @@ void add_choices(const Tiling& t, const Problem& p, const Limits& limits,
             choice.round = std::min(tiles, std::max(choice.blocks / parts, int64_t{1}));
             const int64_t share = ceil_div(pieces * choice.round, choice.blocks);
             choice.adders = ceil_div(pieces, std::clamp<int64_t>(share, 1, warps));
+            if (t.m == 64)
+                choice.cycles += (t.n > 64 ? turn_of_wide : turn) *
+                                 static_cast<double>(ceil_div(units, processors));
             choice.cycles += queue + static_cast<double>(ceil_div(units, processors) * result +
                                                          ceil_div(units * result, processors)) /
                                          (units * result > kCachedBytes ? moved_far : moved);
@@ -170,9 +177,11 @@ void add_choices(const Tiling& t, const Problem& p, const Limits& limits,
                 join_bytes;
         choices.push_back(choice);
         // A cluster of two shares what joining takes, where few blocks would do it while others are
-        // done. (64x4096x4096 took an H100 61.0 us by 64x128_8, 58.2 so; 512x512x4096 60.3 and
-        // 57.8; by clusters of eight 73.)
-        constexpr double meeting = 3000;
+        // done, of 128x128 more than its bytes. (64x4096x4096 took an H100 61.0 us by
+        // 64x128_8, 58.2 so; 512x512x4096 60.3 and 57.8; by clusters of eight 73; 128x4096x4096 NT
+        // an H200 116.7 by 128x128_8, 105.0 so, 114.2 by 64x128_4.)
+        constexpr double large = 128 * 128;
+        const double meeting = t.m * t.n < large ? 3000 : -12000;
         constexpr int64_t most_tiles = 33;
         if (!p.pairs || parts == 1 || parts % 2 || t.part_m * t.part_n % 32 || tiles > most_tiles ||
             processors < 2)
@@ -259,9 +268,11 @@ void add_clusters(const Tiling& t, const Problem& p, const Limits& limits,
                           to = std::min((rank + 1) * cuts / blocks * p.grain, p.k);
             end = std::max(static_cast<double>(to - from) * t.share, rank ? end + handing : 0);
         }
-        constexpr double untimed = 1e9;  // taken by name alone until a GPU has timed them
+        // Taken by name alone: of 768x768x4096 and 768x768x8192 TN an H200 took 13.0 and 22.0 us by
+        // three, 12.1 and 22.1 by 64x96; of 1024x1024x4096 16.2 by two, 14.7 by 64x128.
+        constexpr double behind = 1e9;
         choice.cycles =
-            untimed + end + handed + t.start + static_cast<double>(t.m * t.n) * p.after / 128;
+            behind + end + handed + t.start + static_cast<double>(t.m * t.n) * p.after / 128;
         choices.push_back(choice);
         return;
     }

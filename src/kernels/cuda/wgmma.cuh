@@ -199,10 +199,15 @@ struct Tiled<Shape, true> {
     };
 };
 
-/// Of operands that are there when a kernel begins.
+/// Of operands that lie where they are read: before what the kernel waits for is done, unless that
+/// writes one, which is `late` then. Threads that copy nothing say begin().
 struct Present {
     static constexpr bool elects = true;
-    __device__ __forceinline__ void operator()() const {}
+    bool late;
+    __device__ __forceinline__ void operator()() const {
+        if (late) wait_before_kernel();
+    }
+    __device__ __forceinline__ void begin() const { begin_kernel(); }
 };
 
 /// A block computes Layout::rows x Layout::columns of C. With Layout::parts == 1 it takes all cuts
@@ -210,6 +215,7 @@ struct Present {
 /// left in `parts`, and blocks add shares of a tile once all its cuts lie there; of `counters` the
 /// first is the next turn, the second how many blocks are done, the others how many warps left
 /// their sums. A thread calls ready(), which returns when the operands are there, before it copies.
+/// All that is read or written beside waits for the kernel's beginning.
 template <class Layout, class Shape, class Put, class Ready>
 __device__ __forceinline__ void gemm_wgmma(const Grid& grid, const Put& put, const void* map_a,
                                            const void* map_b, float* parts, uint32_t* counters,
@@ -243,6 +249,9 @@ __device__ __forceinline__ void gemm_wgmma(const Grid& grid, const Put& put, con
     const uint32_t rank = Group > 1 ? cluster_rank() : 0, high = rank / Wide, across = rank % Wide;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 
+    // What lies in the workspace is not touched before the kernel begins.
+    constexpr bool at_once = split || (cuts > 1 && !Layout::holds);
+    if constexpr (at_once) ready.begin();
     uint32_t own = 0;  // of the first warp
     if (threadIdx.x == 0) {
         if constexpr (split) own = atomicAdd(counters, 1u);
@@ -280,6 +289,7 @@ __device__ __forceinline__ void gemm_wgmma(const Grid& grid, const Put& put, con
         if constexpr (R::deals)
             asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(R::producer_registers));
         if constexpr (split) own = __shfl_sync(~0u, own, 0);
+        if (!at_once && warp > 0) ready.begin();
         if (Ready::elects ? leads_copies(warp) : threadIdx.x == 0) {
             const auto copy = [&](const Place& place, int begin, int steps) {
                 const int i0 = int(place.i0) + int(high) * BM,
@@ -507,6 +517,7 @@ __device__ __forceinline__ void gemm_wgmma(const Grid& grid, const Put& put, con
                 wait_products<0>();
                 hold(acc);
                 release(before);
+                wait_before_kernel();
                 const Place place(u);
                 const int64_t row0 = row_of(place, warp % 4);
                 if constexpr (Put::lines) {
@@ -644,6 +655,7 @@ __device__ __forceinline__ void gemm_wgmma(const Grid& grid, const Put& put, con
                         for (int x = 0; x < sums; x++) acc[x] = total[x];
                     }
                 }
+                wait_before_kernel();
                 const int64_t row0 = row_of(place, warp - 4),
                               col0 = place.j0 + int64_t(across) * BN;
                 if constexpr (Put::lines) {

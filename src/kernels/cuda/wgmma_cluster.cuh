@@ -141,6 +141,7 @@ __device__ __forceinline__ void take_share(const Place& place, const Put& put, u
     add_cuts<Layout>(part, room, rank);
     if (rank + 1 < Layout::cluster) return;
     __syncwarp();  // all have read what lies where the results leave by
+    wait_before_kernel();
     const uint32_t mine_room = room + R::handed + warp * R::pieces * R::piece_bytes;
     const int64_t row0 = place.i0 + warp / 4 * 64 + warp % 4 * 16;
     if constexpr (Put::lines) {
@@ -207,6 +208,7 @@ __device__ __forceinline__ void gemm_wgmma_cluster(const Grid& grid, const Put& 
     sync_cluster();
     if (threadIdx.x < 128) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(R::producer_registers));
+        if (threadIdx.x >= 32) ready.begin();
         if (leads_copies(threadIdx.x / 32)) {
             ready();
             copy_share(place, share, room, map_a, map_b);

@@ -94,6 +94,7 @@ __device__ __forceinline__ void gemm_wgmma_runs(const Grid& grid, const Put& put
                    empty = full + 8 * Stages;
     auto* const said = reinterpret_cast<volatile uint32_t*>(ring_room + R::queue);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    ready.begin();  // counters and sums lie in the workspace
     if (threadIdx.x == 0) {
         said[0] = atomicAdd(counters, 1u);
         fetch_map(map_a);

@@ -207,6 +207,7 @@ __device__ __forceinline__ void gemm_wgmma_writers(const Grid& grid, const Put& 
     const uint32_t first = grid.block / Pair, stride = grid.blocks / Pair;
     if (warp < 4) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(R::producer_registers));
+        if (warp > 0) ready.begin();
         if (leads_copies(warp)) {
             ready();
             copy_tiles<Layout, Shape, Place>(room, first, stride, high, map_a, map_b);
@@ -267,6 +268,7 @@ __device__ __forceinline__ void gemm_wgmma_writers(const Grid& grid, const Put& 
             asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(R::writer_registers));
         else
             asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(R::writer_registers));
+        wait_before_kernel();
         if (put.packed())
             write_tiles<Layout, Shape, Place, R::writers == 1 ? 4 : 2, true>(put, room, first,
                                                                              stride, high);
