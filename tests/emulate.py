@@ -1,13 +1,16 @@
 """Runs a command on a GPU that there is not: kernels are compiled for the host and run on it.
 
-    python tests/emulate.py [--folder FOLDER] [--major 8] [--processors 4] [--order N] COMMAND ...
+    python tests/emulate.py [--folder FOLDER] [--major 8] [--processors 4] [--order N] [--races]
+                            COMMAND ...
     python tests/emulate.py python -m pytest -m gpu tests/test_indexing.py
 
 The driver is tests/fake_cuda's, NVRTC tests/emulator's, which compiles with g++; a kernel's threads
 are fibers of one host thread. What a kernel computes is what a GPU would: values, orders, barriers,
 bytes of shared memory. --order N (not 0) shuffles in which order blocks and threads take turns.
-What it does not show: times, and what depends on the order in which one thread sees another's
-writes between barriers. --major 8 leaves out kernels that need Hopper's instructions.
+--races ends the command at the first two accesses of shared memory that nothing orders, whatever
+the values were (emulator/races.h). What is not shown: times, and what depends on the order in which
+one thread sees another's writes to global memory between barriers. --major 8 leaves out kernels
+that need Hopper's instructions.
 """
 
 import argparse
@@ -62,7 +65,8 @@ def build_library(path, *sources):
 
 
 def build_driver(folder):
-    build_library(Path(folder) / "libcuda.so.1", "fake_cuda/fake_cuda.cpp", "emulator/emulator.cpp")
+    build_library(Path(folder) / "libcuda.so.1", "fake_cuda/fake_cuda.cpp", "emulator/emulator.cpp",
+                  "emulator/races.cpp")  # fmt: skip
 
 
 def build(folder):
@@ -71,24 +75,31 @@ def build(folder):
     build_library(Path(folder) / "libnvrtc.so.13", "emulator/nvrtc.cpp")
 
 
-def environment(folder, major=8, processors=4, order=0, options="-O1"):
+WATCHED = "-O1 -g1 -fsanitize=thread --param tsan-instrument-func-entry-exit=0"
+
+
+def environment(folder, major=8, processors=4, order=0, options="-O1", races=False):
     """What a process needs to have the GPU of `build`."""
     folder = Path(folder).resolve()
+    options = WATCHED if races else options
     emulator = hashlib.sha256(options.encode())
     for source in sorted((HERE / "emulator").iterdir()):
         emulator.update(source.read_bytes())
-    return {
-        **os.environ,
-        "LD_LIBRARY_PATH": str(folder),
-        "LD_PRELOAD": str(folder / "libnvrtc.so.13"),  # found before that of a wheel
-        "AICF_CACHE_DIR": str(folder / f"cache-{emulator.hexdigest()[:16]}"),
-        "EMULATOR_COMPILER": "g++",
-        "EMULATOR_FOLDER": str(HERE / "emulator"),
-        "EMULATOR_OPTIONS": options,
-        "EMULATED_ORDER": str(order),
-        "FAKE_CUDA_MAJOR": str(major),
-        "FAKE_CUDA_PROCESSORS": str(processors),
-    }
+    return (
+        {
+            **os.environ,
+            "LD_LIBRARY_PATH": str(folder),
+            "LD_PRELOAD": str(folder / "libnvrtc.so.13"),  # found before that of a wheel
+            "AICF_CACHE_DIR": str(folder / f"cache-{emulator.hexdigest()[:16]}"),
+            "EMULATOR_COMPILER": "g++",
+            "EMULATOR_FOLDER": str(HERE / "emulator"),
+            "EMULATOR_OPTIONS": options,
+            "EMULATED_ORDER": str(order),
+            "FAKE_CUDA_MAJOR": str(major),
+            "FAKE_CUDA_PROCESSORS": str(processors),
+        }
+        | ({"EMULATED_RACES": "1"} if races else {})
+    )
 
 
 def main():
@@ -97,6 +108,7 @@ def main():
     parser.add_argument("--major", type=int, default=8, help="of the compute capability")
     parser.add_argument("--processors", type=int, default=4)
     parser.add_argument("--order", type=int, default=0)
+    parser.add_argument("--races", action="store_true")
     parser.add_argument("command", nargs=argparse.REMAINDER)
     arguments = parser.parse_args()
     if missing():
@@ -105,7 +117,9 @@ def main():
         folder = arguments.folder or fresh
         os.makedirs(folder, exist_ok=True)
         build(folder)
-        env = environment(folder, arguments.major, arguments.processors, arguments.order)
+        env = environment(
+            folder, arguments.major, arguments.processors, arguments.order, races=arguments.races
+        )
         sys.exit(subprocess.run(arguments.command, env=env).returncode)
 
 

@@ -1,12 +1,14 @@
 """Runs graphs of every kind on a device, each compiled once: what compute-sanitizer is to watch.
 
     compute-sanitizer --tool memcheck python tests/slice_gpu.py [--part 0/8] [--seconds S]
-                                                                [--kernels | --compile]
+                                                                [--kernels] [--compile | --list]
 
 pytest's own start and the many compilations of its tests would take most of a sanitizer's time.
 Prints how many of its part's graphs ran in the time given; results are other tests' business.
---kernels: a product by each kernel that can compute it, for every layout and kind of operands;
---compile: only fills the cache of kernels, for a run to come.
+--kernels: a product by each kernel that can compute it, for every kind of operands;
+--compile: only fills the cache of kernels, for a run to come; --list: only prints what would run;
+--only PATTERN: of those names. racecheck reports barriers, too, that it does not see through
+(docs/architecture.md): hold what it says against tests/emulate.py --races.
 """
 
 import argparse
@@ -16,6 +18,13 @@ import time
 
 import aicf
 import numpy as np
+import test_attention
+import test_chains
+import test_cuda_rows
+import test_cuda_tables
+import test_row_sums
+import test_tails
+import test_update_epilogues
 from aicf import _core, verify
 from op_cases import CASES, SIZES
 from steps import batch_of, build_train, build_wide
@@ -108,9 +117,108 @@ def graphs():
         for shape in ((64, 10), (20, 1500), (3, 9000))
     ]
     rows += [of(norm_backward, shape, shape) for shape in ((50, 48), (7, 3000))]
-    return [*whole, *rows, *sums, *products, *map(table, CASES)]
+    parts = {"whole": whole, "rows": rows, "sums": sums, "products": products}
+    named = {f"{k} {i}": make for k, part in parts.items() for i, make in enumerate(part)}
+    return named | families() | {f"op {case.id}": table(case) for case in CASES}
 
 
+def attention(sizes, dtype, kind, kernels):
+    """`kernels`: those that are asked for, where there are such."""
+
+    def make(rng):
+        feed = test_attention.operands(sizes)
+        mask, causal = test_attention.mask_of(kind, sizes)
+        g = test_attention.graph_of(feed, mask, causal, sizes[-1] ** -0.5, dtype)
+        known = _core.cuda_candidates(g._core, _core.pass_names())
+        chosen = {k: name for k, names in known.items() for name in kernels if name in names}
+        given = {k: narrow(x, dtype) for k, x in feed.items()}
+        return g, given, {"candidates": chosen}
+
+    return make
+
+
+def narrow(x, dtype):
+    return x if dtype == "float32" else test_attention.narrowed(x, dtype)
+
+
+def built(build, *sizes, math="fp32", **options):
+    """A graph of another test's, with what it takes if it takes something."""
+
+    def make(rng):
+        made = build(*sizes, **options)
+        g, feed = made if isinstance(made, tuple) else (made, {})
+        return g, feed, {"math": math, "checks": "off"}  # some labels are no class
+
+    return make
+
+
+def families():
+    """Kernels that no graph above is large or narrow enough for."""
+    roles = (("wgmma",), ("wgmma", "wgmma_joint"))  # the last that there is
+    found = {
+        f"attention {dtype} {sizes} {kind} {kernels[-1]}": attention(sizes, dtype, kind, kernels)
+        for dtype, sizes, kind, kernels in [
+            ("bfloat16", (1, 2, 1, 129, 257, 64), "none", roles[0]),
+            ("float16", (1, 2, 2, 200, 200, 64), "causal", roles[0]),
+            ("bfloat16", (1, 2, 1, 193, 131, 128), "causal", roles[0]),
+            ("float16", (1, 2, 2, 130, 130, 128), "none", roles[0]),
+            ("bfloat16", (1, 4, 2, 260, 260, 128), "causal", roles[1]),
+            ("float16", (1, 2, 2, 193, 300, 128), "causal", roles[1]),
+            ("bfloat16", (1, 2, 1, 70, 130, 40), "both", ("mma",)),
+            ("float32", (1, 2, 1, 70, 130, 40), "both", ("chain",)),
+            ("float32", (1, 1, 1, 65, 65, 256), "causal", ("chain",)),
+        ]
+    }
+    found |= {
+        f"chain {math} {sizes}": built(test_chains.graph_of, *sizes, math=math, **options)
+        for sizes, options in [test_chains.CASES[i] for i in (0, 1, 3)]
+        for math in test_chains.MODES
+    }
+    found |= {
+        f"tail {sizes}": built(test_tails.graph_of, *sizes, **options)
+        for sizes, options in test_tails.CASES[:5]
+    }
+    found |= {
+        f"updates {math} {sizes}": built(test_update_epilogues.graph_of, *sizes, math=math)
+        for sizes in ((128, (256, 256, 10)), (16, (128, 128, 128, 10)))
+        for math in ("fp32", "tf32", "mixed")
+    }
+    found |= {
+        f"rows {n} of {dtype}": built(test_cuda_rows.rows_of, n, 3, dtype)
+        for n in (300, 3000, 9000, 33000)
+        for dtype in ("float32", "bfloat16")
+    }
+    found |= {
+        f"rows kept {n}": built(test_cuda_rows.long_rows, n, 300, "bfloat16")
+        for n in (12288, 16392, 50304, 57344)
+    }
+    found |= {
+        "rows ahead 64": built(test_cuda_rows.ahead, 64, (1 << 17) + 3),
+        "norms ahead 768": built(test_cuda_rows.norms_ahead, 768, 13001),
+        "sums beside rows 64": built(test_row_sums.norm, ((1 << 14) + 512, 64)),
+        "sums beside rows 768": built(test_row_sums.norm, (1900, 768)),
+        "sums beside rows 8192": built(test_row_sums.norm, (640, 8192)),
+        "losses 1000": built(test_cuda_rows.loss_of, 1000, 130),
+        "losses 40000": built(test_cuda_rows.loss_of, 40000, 9, "bfloat16"),
+        "table": built(test_cuda_tables.graph_of, (1 << 22) + 5, "bfloat16"),
+    }
+    found |= {
+        f"order {n} of {rows}": of(
+            lambda g, x, dy, n=n, rows=rows: [
+                aicf.argsort(x[:, 0]),
+                *g.backward(
+                    aicf.take(x, g.constant(np.arange(n) * 7919 % rows), 0), [x], grad=dy
+                ).values(),
+            ],
+            (rows, 24),
+            (n, 24),
+        )
+        for n, rows in ((9000, 500), (30000, 7))
+    }
+    return found
+
+
+SLOW = 2.0  # seconds that are worth a line
 KINDS = [  # dtype of operands, mode of the product
     ("bfloat16", "fp32"),
     ("float16", "fp32"),
@@ -121,11 +229,18 @@ KINDS = [  # dtype of operands, mode of the product
 ]
 
 
+# By what they take under a sanitizer, the least first: none fills its tiles. Products of some cuts,
+# of many cuts that blocks take in runs, and of so many terms that three parts of each are worth it.
+SHAPES = (40, 264, 24), (136, 72, 520), (136, 136, 264), (40, 776, 136), (40, 4104, 72), (
+    136, 12360, 128
+)  # fmt: skip
+
+
 def products_by_kernel():
-    """One product for each kernel of each mode, whose layouts are dealt out to them: of a size that
-    fills no tile, and of one with many cuts for kernels that share or queue them."""
-    found = {}
-    for m, k, n in ((328, 1096, 264), (72, 4096, 136), (8, 1024, 2048)):
+    """By name, one product for each kernel of each mode, of the first shape that can have it, whose
+    layouts are dealt out to them."""
+    found, shaped = {}, {}
+    for m, k, n in SHAPES:
         for (dtype, math), *turned in itertools.product(KINDS, (False, True), (False, True)):
 
             def build(g, a, b, dtype=dtype, turned=turned):
@@ -137,11 +252,12 @@ def products_by_kernel():
             known = _core.cuda_candidates(g._core, _core.pass_names(), math=math)
             for signature, names in known.items():
                 for name in names:
-                    form = re.sub(r"_\d+$", "_cuts", name)
-                    found.setdefault((dtype, math, form), []).append(
-                        of(build, *shapes, math=math, candidates={signature: name})
-                    )
-    return [ways[i % len(ways)] for i, ways in enumerate(found.values())]
+                    form = f"{dtype} {math} " + re.sub(r"_\d+$", "_cuts", name)
+                    if shaped.setdefault(form, (m, k, n)) == (m, k, n):
+                        found.setdefault(form, []).append(
+                            of(build, *shapes, math=math, candidates={signature: name})
+                        )
+    return {form: ways[i % len(ways)] for i, (form, ways) in enumerate(found.items())}
 
 
 def main():
@@ -151,22 +267,33 @@ def main():
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--kernels", action="store_true")
     parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--list", action="store_true")
+    parser.add_argument("--only", default="", help="a pattern of names")
     options = parser.parse_args()
+    _core.narrow_any_size(True)  # small graphs reach the kernels of 16 bits
     part, parts = map(int, options.part.split("/"))
     stop = time.monotonic() + options.seconds
-    chosen, done = (products_by_kernel() if options.kernels else graphs())[part::parts], 0
-    for make in chosen:
+    every = products_by_kernel() if options.kernels else graphs()
+    chosen = [(name, make) for name, make in every.items() if re.search(options.only, name)]
+    chosen, done = chosen[part::parts], 0
+    for name, make in chosen:
+        if options.list:
+            print(name)
+            continue
         if time.monotonic() > stop:
-            break
+            print("not reached:", name)
+            continue
+        start = time.monotonic()
         g, feed, how = make(np.random.default_rng(done))
         step = g.compile(device=options.device, **how)
         done += 1
         if options.compile:
             continue
-        for _ in range(2):
-            step(**feed)
-        step.replay(3)
+        step(**feed)
+        step.replay(1)  # counters that kernels leave for the next launch
         step.synchronize()
+        if (took := time.monotonic() - start) > SLOW:
+            print(f"{took:.1f} s: {name}", flush=True)
     print(f"part {options.part}: {done} of {len(chosen)} graphs")
 
 

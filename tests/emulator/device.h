@@ -57,8 +57,42 @@ inline u32 lane() { return self().thread.x & 31; }
 template <class T>
 const char* exchange(u32 mask, const T& mine) {
     static_assert(sizeof(T) <= 64);
-    return emulated_api.exchange(mask, &mine, sizeof(T));
+    return emulated_api.exchange(mask, &mine, sizeof(T), false);
 }
+/// Until all lanes have come, which orders nothing.
+inline void together() { exchange(~0u, 0); }
+
+// Not of what a kernel does to memory: its barriers, atomic accesses.
+#define EMULATED_UNWATCHED __attribute__((no_sanitize("thread")))
+
+#ifdef __SANITIZE_THREAD__
+EMULATED_UNWATCHED inline void touched(const void* at, u32 bytes, u32 access, const void* where) {
+    if (static_cast<u64>(static_cast<const char*>(at) - emulated_api.self->shared) < kShared)
+        emulated_api.touched(at, bytes, access, where);
+}
+#define EMULATED_TOUCHES(name, bytes, access)                    \
+    extern "C" EMULATED_UNWATCHED void __tsan_##name(void* at) { \
+        touched(at, bytes, access, __builtin_return_address(0)); \
+    }
+#define EMULATED_TOUCHES_OF(bytes)                    \
+    EMULATED_TOUCHES(read##bytes, bytes, 0)           \
+    EMULATED_TOUCHES(write##bytes, bytes, 1)          \
+    EMULATED_TOUCHES(unaligned_read##bytes, bytes, 0) \
+    EMULATED_TOUCHES(unaligned_write##bytes, bytes, 1)
+EMULATED_TOUCHES_OF(1)
+EMULATED_TOUCHES_OF(2)
+EMULATED_TOUCHES_OF(4)
+EMULATED_TOUCHES_OF(8)
+EMULATED_TOUCHES_OF(16)
+extern "C" EMULATED_UNWATCHED void __tsan_read_range(void* at, u64 bytes) {
+    touched(at, static_cast<u32>(bytes), 0, __builtin_return_address(0));
+}
+extern "C" EMULATED_UNWATCHED void __tsan_write_range(void* at, u64 bytes) {
+    touched(at, static_cast<u32>(bytes), 1, __builtin_return_address(0));
+}
+extern "C" void __tsan_init() {}
+extern "C" void __tsan_vptr_update(void*, void*) {}
+#endif
 
 }  // namespace emulated
 
@@ -97,7 +131,9 @@ inline void* __nv_cvta_shared_to_generic_impl(emulated::u64 at) {
 }
 
 inline void __syncthreads() { emulated::emulated_api.barrier(0, 0, true); }
-inline void __syncwarp(emulated::u32 mask = ~0u) { emulated::exchange(mask, 0); }
+inline void __syncwarp(emulated::u32 mask = ~0u) {
+    emulated::emulated_api.exchange(mask, "", 1, true);
+}
 template <class T>
 T __shfl_sync(emulated::u32 mask, T x, int from, int width = 32) {
     const emulated::u32 lane = emulated::lane(), first = lane / width * width;
@@ -129,7 +165,10 @@ inline emulated::u32 __ballot_sync(emulated::u32 mask, bool x) {
 inline bool __any_sync(emulated::u32 mask, bool x) { return __ballot_sync(mask, x) != 0; }
 
 template <class T, class U>
-T atomicAdd(T* at, U by) {
+EMULATED_UNWATCHED T atomicAdd(T* at, U by) {
+#ifdef __SANITIZE_THREAD__
+    emulated::touched(at, sizeof(T), 2, __builtin_return_address(0));
+#endif
     const T before = *at;
     *at = static_cast<T>(before + by);
     return before;

@@ -15,17 +15,19 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "api.h"
 #include "core/abi/mma_step.h"
+#include "races.h"
 
 namespace emulated {
 
 namespace {
 
-constexpr size_t kStack = 128 << 10, kStatic = 64 << 10;
+constexpr size_t kStack = 128 << 10, kStatic = kShared - kDynamic;
 constexpr size_t kFence = 4096;  // bytes behind a block's that must stay as they are
 constexpr char kUnwritten = '\xcb';
 
@@ -91,6 +93,12 @@ struct Copy {
     u32 to;
     const void* from;
     u32 room, bytes;
+    bool landed = false;
+};
+
+/// What a product of a group reads.
+struct Reading {
+    u32 at, bytes, group;
 };
 
 struct Cluster;
@@ -107,15 +115,26 @@ struct Fiber {
     std::vector<Copy> copies;               // of no group yet
     std::vector<std::vector<Copy>> groups;  // under way, and those before that have arrived
     size_t landed = 0;                      // how many of them
+    Known known;
+    std::vector<Reading> readings;  // of products under way
+    u32 waits = 0;                  // for products
 };
 
 struct Barrier {
     u32 come = 0, turn = 0;
+    Gathered gathered;
+    Seen seen[2];  // by turn
+
+    void end() {
+        come = 0;
+        seen[turn++ % 2] = gathered.all();
+    }
 };
 
 /// Where lanes of a warp hand each other something.
 struct Meeting {
-    u32 mask = 0, come = 0, turn = 0;
+    u32 mask = 0;
+    Barrier all;
     alignas(64) char brought[2][32][64];
 };
 
@@ -124,6 +143,8 @@ struct Cluster {
     std::vector<Block*> blocks;
     Barrier all;
     u32 threads = 0;
+    u32 ids = 0;  // of threads and of barriers in memory
+    Seen nothing;
 };
 
 struct Block {
@@ -135,6 +156,10 @@ struct Block {
     char* shared = nullptr;
     char* stacks = nullptr;
     u32 left = 0;
+    u32 first_id = 0;
+    std::unordered_map<u32, Mailbox> mailboxes;
+    std::vector<Products> products;  // by warp
+    Shadow shadow;
 };
 
 struct Launch {
@@ -164,26 +189,30 @@ void start_fiber() {
 
 // ---- what kernels call --------------------------------------------------------------------------
 
-void come(Barrier& at, u32 wanted, bool waits) {
+/// Whether races are looked for.
+const bool watches = std::getenv("EMULATED_RACES") != nullptr;
+
+void come(Barrier& at, u32 wanted, bool waits, bool orders = true) {
     current->looked_at = nullptr;  // what is read behind a barrier is another loop's
-    if (++at.come >= wanted) {
-        at.come = 0;
-        at.turn++;
-    } else if (waits) {
-        wait_for(&at.turn, at.turn);
-    }
+    const u32 turn = at.turn;
+    if (orders && watches) at.gathered.add(current->known);
+    if (++at.come >= wanted)
+        at.end();
+    else if (waits)
+        wait_for(&at.turn, turn);
+    if (waits && orders && watches) current->known.take(at.seen[turn % 2]);
 }
 void barrier(u32 id, u32 threads, bool waits) {
     if (id >= 16 || threads % 32) broken("a barrier that there is not");
     Block& block = *current->block;
     come(block.barriers[id], threads ? threads : block.left, waits);
 }
-void cluster_barrier() {
+void cluster_barrier(bool orders) {
     Cluster& cluster = *current->block->cluster;
-    come(cluster.all, cluster.threads, true);
+    come(cluster.all, cluster.threads, true, orders);
 }
 
-const char* exchange(u32 mask, const void* mine, u32 bytes) {
+const char* exchange(u32 mask, const void* mine, u32 bytes, bool orders) {
     const u32 lane = current->self.thread.x % 32;
     if (!(mask >> lane & 1)) broken("a lane that is not of the mask it names");
     auto& meetings = current->block->warps[current->self.thread.x / 32];
@@ -194,28 +223,148 @@ const char* exchange(u32 mask, const void* mine, u32 bytes) {
         meetings.back()->mask = mask;
         found = meetings.end() - 1;
     }
-    current->looked_at = nullptr;
     Meeting& at = **found;
-    auto* const all = at.brought[at.turn % 2];
+    auto* const all = at.brought[at.all.turn % 2];
     std::memcpy(all[lane], mine, bytes);
     const u32 threads = current->self.threads.x, first = current->self.thread.x / 32 * 32;
     const u32 there = threads - first >= 32 ? ~0u : (1u << (threads - first)) - 1;
-    if (++at.come == static_cast<u32>(__builtin_popcount(mask & there))) {
-        at.come = 0;
-        at.turn++;
-    } else {
-        wait_for(&at.turn, at.turn);
-    }
+    come(at.all, static_cast<u32>(__builtin_popcount(mask & there)), true, orders);
     return all[0];
 }
+
+// ---- races --------------------------------------------------------------------------------------
+
+constexpr u32 kMailboxes = 64;  // of a block
+/// Of a block's threads, barriers in memory and warps.
+u32 ids_of(u32 threads) { return threads + kMailboxes + (threads + 31) / 32; }
+const char* const kAccesses[] = {"is read", "is written", "is changed"};
+
+auto& files = *new std::map<void*, int>;  // of libraries
+
+/// Where that is in a kernel's text, if it was compiled with -g: functions, the innermost first.
+std::string place_of(const void* where) {
+    Dl_info info;
+    if (!where || !dladdr(where, &info)) return "a copy";
+    std::string text;
+    for (const auto& [library, file] : files) {
+        const void* entry = dlsym(library, "emulated_api");
+        Dl_info own;
+        if (!dladdr(entry, &own) || own.dli_fbase != info.dli_fbase) continue;
+        char command[200];
+        std::snprintf(command, sizeof command, "addr2line -f -i -s -C -e /proc/%d/fd/%d %#zx",
+                      getpid(), file,
+                      static_cast<size_t>(static_cast<const char*>(where) -
+                                          static_cast<const char*>(info.dli_fbase)) -
+                          1);
+        FILE* lines = popen(command, "r");
+        char line[4000];
+        for (int i = 0; lines && i < 12 && std::fgets(line, sizeof line, lines); i++) {
+            const std::string one(line, std::strcspn(line, "\n"));
+            text += i % 2 ? " (" + one + ")\n        "
+                          : one.substr(0, std::min(one.find('('), size_t{160}));
+        }
+        if (lines) pclose(lines);
+    }
+    return text;
+}
+std::string name_of(u32 id, u32 per) {
+    const u32 threads = launch.size.threads, at = id % per;
+    return (at < threads ? "thread " + std::to_string(at)
+            : at < threads + kMailboxes
+                ? "copies of barrier " + std::to_string(at - threads)
+                : "products of warp " + std::to_string(at - threads - kMailboxes)) +
+           " of block " + std::to_string(id / per) + " of the cluster";
+}
+void touch(Block& block, const Known& by, u32 at, u32 bytes, Shadow::Record as) {
+    const Shadow::Record* other = block.shadow.touch(by, at, bytes, as);
+    if (!other) return;
+    const u32 per = ids_of(launch.size.threads);
+    broken("a race in " + launch.kernel->name + "\n  byte " + std::to_string(at) +
+           " of shared memory " + kAccesses[as.access] + " by " + name_of(as.id, per) +
+           (as.step == Shadow::kUnderWay ? " till it waits" : "") + "\n    at " +
+           place_of(as.where) + "\n  and " + kAccesses[other->access] + " by " +
+           name_of(other->id, per) + (other->step == Shadow::kUnderWay ? " till it waits" : "") +
+           "\n    at " + place_of(other->where));
+}
+void touched(const void* at, u32 bytes, u32 access, const void* where) {
+    if (!watches) return;
+    const Known& by = current->known;
+    touch(*current->block, by,
+          static_cast<u32>(static_cast<const char*>(at) - current->self.shared), bytes,
+          {by.id, by.step, where, 0, static_cast<unsigned char>(access)});
+}
+Block& block_of(u32 address) {
+    const u32 rank = address >> 24;
+    return rank ? *current->block->cluster->blocks[rank - 1] : *current->block;
+}
+Mailbox& mailbox_at(u32 barrier) {
+    Block& block = block_of(barrier);
+    const auto [at, made] = block.mailboxes.try_emplace(barrier & 0xffffff);
+    if (made) {
+        at->second.id =
+            block.first_id + launch.size.threads + static_cast<u32>(block.mailboxes.size()) - 1;
+        if (block.mailboxes.size() > kMailboxes) broken("more barriers in memory than are watched");
+    }
+    return at->second;
+}
+void made(u32 barrier) {
+    if (!watches) return;
+    Mailbox& at = mailbox_at(barrier);
+    at.gathered.all();
+    at.done = nullptr;
+}
+void released(u32 barrier) {
+    if (watches) mailbox_at(barrier).gathered.add(current->known);
+}
+void acquired(u32 barrier) {
+    if (watches) current->known.take(mailbox_at(barrier).done);
+}
+void ended(u32 barrier) {
+    if (!watches) return;
+    Mailbox& at = mailbox_at(barrier);
+    at.done = at.gathered.all();
+}
+void brought(u32 to, u32 bytes, u32 barrier) {
+    if (!watches) return;
+    Mailbox& at = mailbox_at(barrier);
+    touch(block_of(to), current->known, to & 0xffffff, bytes,
+          {at.id, ++at.step, __builtin_return_address(0), 0, kWrite});
+    at.gathered.add(at.id, at.step, current->block->cluster->ids);
+}
+Products& products_of() { return current->block->products[current->self.thread.x / 32]; }
+void reads(const void* at, u32 bytes) {
+    // Attention makes products of what lies there, where none follow, whose sums it does not use:
+    // its products are watched by their values alone.
+    if (!watches || launch.kernel->name.find("attention") != std::string::npos) return;
+    const auto place = static_cast<u32>(static_cast<const char*>(at) - current->self.shared);
+    current->readings.push_back({place, bytes, current->self.groups});
+    touch(*current->block, current->known, place, bytes,
+          {products_of().id, Shadow::kUnderWay, __builtin_return_address(0), 0, kRead});
+}
+void read(u32 end) {
+    if (!watches) return;
+    const u32 step = ++current->waits;
+    std::erase_if(current->readings, [&](const Reading& one) {
+        if (one.group >= end) return false;
+        current->block->shadow.finish(products_of().id, one.at, one.bytes, step);
+        return true;
+    });
+    products_of().seen_by(current->known, step);
+}
+
+// ---- copies -------------------------------------------------------------------------------------
 
 void copy(u32 to, const void* from, u32 room, u32 bytes) {
     if (to % room || (bytes && reinterpret_cast<uintptr_t>(from) % room) || bytes > room)
         broken("a copy of " + std::to_string(room) + " bytes that is not aligned");
     current->copies.push_back({to, from, room, bytes});
+    if (watches)
+        touch(*current->block, current->known, to, room,
+              {current->known.id, Shadow::kUnderWay, __builtin_return_address(0), 0, kWrite});
 }
 void land(Fiber& fiber, std::vector<Copy>& copies) {
-    for (const Copy& one : std::exchange(copies, {})) {
+    for (Copy& one : copies) {
+        if (std::exchange(one.landed, true)) continue;
         std::memcpy(fiber.self.shared + one.to, one.from, one.bytes);
         std::memset(fiber.self.shared + one.to + one.bytes, 0, one.room - one.bytes);
     }
@@ -223,8 +372,14 @@ void land(Fiber& fiber, std::vector<Copy>& copies) {
 void commit() { current->groups.push_back(std::move(current->copies)), current->copies.clear(); }
 void arrived(u32 newest) {
     auto& groups = current->groups;
-    for (size_t& at = current->landed; groups.size() > at + newest; at++)
+    for (size_t& at = current->landed; groups.size() > at + newest; at++) {
+        if (watches)
+            for (const Copy& one : groups[at])
+                current->block->shadow.finish(current->known.id, one.to, one.room,
+                                              current->known.step);
         land(*current, groups[at]);
+        groups[at].clear();
+    }
 }
 
 void looked(const volatile u32* at, u32 seen) {
@@ -349,10 +504,17 @@ std::unique_ptr<Block> start_block(u32 index, const std::shared_ptr<Cluster>& cl
     block->cluster = cluster;
     cluster->shared.push_back(block->shared);
     cluster->blocks.push_back(block.get());
+    block->first_id = (static_cast<u32>(cluster->blocks.size()) - 1) * ids_of(threads);
+    block->mailboxes.clear();
+    block->shadow.clear();
+    block->products.assign((threads + 31) / 32, {});
+    for (u32 w = 0; w < block->products.size(); w++)
+        block->products[w].id = block->first_id + threads + kMailboxes + w;
     for (u32 t = 0; t < threads; t++) {
         Fiber& fiber = block->fibers[t];
         fiber = {};
         fiber.block = block.get();
+        fiber.known = {block->first_id + t, 1, cluster->nothing};
         fiber.self = {{t, 0, 0},
                       {index, 0, 0},
                       {threads, 1, 1},
@@ -387,10 +549,7 @@ bool advance(Block& block) {
             broken("a thread ended without releasing what it sent to its cluster");
         block.left--;
         // Those that still are there are all that a barrier waits for.
-        if (Barrier& all = block.barriers[0]; all.come && all.come == block.left) {
-            all.come = 0;
-            all.turn++;
-        }
+        if (Barrier& all = block.barriers[0]; all.come && all.come == block.left) all.end();
     }
     return any;
 }
@@ -429,8 +588,6 @@ std::string waits_of(const Block& block) {
     return "block " + std::to_string(block.fibers[0].self.block.x) + ": threads" + text;
 }
 
-auto& files = *new std::map<void*, int>;  // of libraries
-
 }  // namespace
 
 bool is_host(const void* image) {
@@ -460,7 +617,15 @@ void* load(const void* image) {
         settled,
         looked,
         mma,
-        static_cast<u32>(std::strtoul(std::getenv("EMULATED_ORDER") ?: "0", nullptr, 10))};
+        static_cast<u32>(std::strtoul(std::getenv("EMULATED_ORDER") ?: "0", nullptr, 10)),
+        touched,
+        made,
+        released,
+        acquired,
+        ended,
+        brought,
+        reads,
+        read};
     return library;
 }
 void unload(void* library) {
@@ -475,7 +640,7 @@ Kernel kernel_of(void* library, const char* name) {
     void* const cluster = dlsym(library, (wanted + "_cluster").c_str());
     if (!entry || !cluster) broken("no kernel " + wanted);
     return {library, reinterpret_cast<void (*)(const void*)>(entry),
-            reinterpret_cast<unsigned (*)()>(cluster)()};
+            reinterpret_cast<unsigned (*)()>(cluster)(), name};
 }
 
 void run(const Kernel& kernel, const void* block, Size size, const std::vector<Bytes>& written) {
@@ -505,6 +670,8 @@ void run(const Kernel& kernel, const void* block, Size size, const std::vector<B
             const auto cluster = std::make_shared<Cluster>();
             cluster->shared.reserve(kernel.cluster);
             cluster->threads = kernel.cluster * size.threads;
+            cluster->ids = kernel.cluster * ids_of(size.threads);
+            cluster->nothing = std::make_shared<Clock>(cluster->ids);
             for (u32 i = 0; i < kernel.cluster; i++)
                 running.push_back(
                     start_block(static_cast<u32>(order[next]) * kernel.cluster + i, cluster));

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <string>
 #include <vector>
 
 namespace emulated {
@@ -14,6 +15,7 @@ struct Kernel {
     void* library;
     void (*entry)(const void* block);
     unsigned cluster;  // blocks that run together
+    std::string name;
 };
 
 /// A library of kernels, from its bytes; ends the process where it is none.

@@ -23,8 +23,8 @@ inline char* cluster_at(u32 address) {
 }
 inline void barrier_cluster_arrive_release_aligned() { self().sends = false; }
 inline void barrier_cluster_arrive_relaxed_aligned() {}
-inline void barrier_cluster_wait_acquire_aligned() { emulated_api.cluster_barrier(); }
-inline void barrier_cluster_wait_aligned() { emulated_api.cluster_barrier(); }
+inline void barrier_cluster_wait_acquire_aligned() { emulated_api.cluster_barrier(true); }
+inline void barrier_cluster_wait_aligned() { emulated_api.cluster_barrier(true); }
 inline void bar_arrive(u32 id, u32 threads) { emulated_api.barrier(id, threads, false); }
 inline void setp_ne_b32(bool& to, u32 a, u32 b) { to = a != b; }
 inline void setp_ne_u32(bool& to, u32 a, u32 b) { to = a != b; }
@@ -39,40 +39,46 @@ inline void prefetch_tensormap(const void*) {}
 struct Phases {
     u32 pending : 16, all : 15, phase : 1;
     int bytes;  // under way
-
-    void settle() {
-        if (pending || bytes) return;
-        phase ^= 1;
-        pending = all;
-    }
-    void arrive(int expected) {
-        bytes += expected;
-        pending--;
-        settle();
-    }
-    void land(int landed) {
-        bytes -= landed;
-        settle();
-    }
 };
-inline Phases& phases_at(u32 barrier) { return *reinterpret_cast<Phases*>(cluster_at(barrier)); }
-inline void mbarrier_init_shared__cta_b64(u32 barrier, u32 count) {
-    phases_at(barrier) = {count, count, 0, 0};
+EMULATED_UNWATCHED inline void come(u32 barrier, u32 arrivals, int bytes) {
+    auto& at = *reinterpret_cast<Phases*>(cluster_at(barrier));
+    at.bytes += bytes;
+    at.pending -= arrivals;
+    if (at.pending || at.bytes) return;
+    at.phase ^= 1;
+    at.pending = at.all;
+    emulated_api.ended(barrier);
+}
+inline void arrive(u32 barrier, int expected) {
+    emulated_api.released(barrier);
+    come(barrier, 1, expected);
+}
+/// Of a copy that a barrier counts.
+inline void land(u32 to, u32 bytes, u32 barrier) {
+    emulated_api.brought(to, bytes, barrier);
+    come(barrier, 0, -static_cast<int>(bytes));
+}
+EMULATED_UNWATCHED inline void mbarrier_init_shared__cta_b64(u32 barrier, u32 count) {
+    emulated_api.made(barrier);
+    *reinterpret_cast<Phases*>(cluster_at(barrier)) = {count, count, 0, 0};
 }
 inline void mbarrier_arrive_expect_tx_shared__cta_b64(Nothing, u32 barrier, u32 bytes) {
-    phases_at(barrier).arrive(static_cast<int>(bytes));
+    arrive(barrier, static_cast<int>(bytes));
 }
-inline void mbarrier_arrive_shared__cta_b64(Nothing, u32 barrier) { phases_at(barrier).arrive(0); }
+inline void mbarrier_arrive_shared__cta_b64(Nothing, u32 barrier) { arrive(barrier, 0); }
 inline void mbarrier_arrive_shared__cluster_b64(Nothing, u32 barrier) {
     if (barrier >> 24 && (barrier >> 24) - 1 != self().rank) self().sends = true;
-    phases_at(barrier).arrive(0);
+    arrive(barrier, 0);
 }
 inline void elect_sync(Nothing, bool& one, u32) { one = lane() == 0; }
 inline void selp_u32(u32& to, u32 a, u32 b, bool first) { to = first ? a : b; }
-inline void mbarrier_test_wait_parity_shared__cta_b64(bool& done, u32 barrier, u32 parity) {
+EMULATED_UNWATCHED inline void mbarrier_test_wait_parity_shared__cta_b64(bool& done, u32 barrier,
+                                                                         u32 parity) {
     done = *reinterpret_cast<const volatile u32*>(shared_at(barrier)) >> 31 != parity;
+    if (done) emulated_api.acquired(barrier);
 }
-inline void mbarrier_try_wait_parity_shared__cta_b64(bool& done, u32 barrier, u32 parity) {
+EMULATED_UNWATCHED inline void mbarrier_try_wait_parity_shared__cta_b64(bool& done, u32 barrier,
+                                                                        u32 parity) {
     const auto* word = reinterpret_cast<const volatile u32*>(shared_at(barrier));
     for (;;) {
         const u32 seen = *word;
@@ -80,17 +86,22 @@ inline void mbarrier_try_wait_parity_shared__cta_b64(bool& done, u32 barrier, u3
         emulated_api.wait(word, seen);
     }
     done = true;
+    emulated_api.acquired(barrier);
 }
 inline void mbarrier_try_wait_parity_acquire_cluster_shared__cta_b64(bool& done, u32 barrier,
                                                                      u32 parity) {
     mbarrier_try_wait_parity_shared__cta_b64(done, barrier, parity);
 }
+/// As a copy does, not a thread.
+EMULATED_UNWATCHED inline void write(char* to, const void* from, u32 bytes) {
+    for (u32 i = 0; i < bytes; i++) to[i] = static_cast<const char*>(from)[i];
+}
 inline void st_async_shared__cluster_mbarrier__complete_tx__bytes_v4_f32(u32 to, float a, float b,
                                                                          float c, float d,
                                                                          u32 barrier) {
     const float four[] = {a, b, c, d};
-    __builtin_memcpy(cluster_at(to), four, 16);
-    phases_at(barrier).land(16);
+    write(cluster_at(to), four, 16);
+    land(to, 16, barrier);
 }
 
 // ---- copies -------------------------------------------------------------------------------------
@@ -101,7 +112,8 @@ inline u32 permuted(u32 address, u32 line) {
     return address ^ (address >> 7 & (line / 16 - 1)) << 4;
 }
 
-inline void copy_box(char* to, u32 address, const void* described, int x, int y, int z) {
+EMULATED_UNWATCHED inline void copy_box(char* to, u32 address, const void* described, int x, int y,
+                                        int z) {
     const auto& map = *static_cast<const Map*>(described);
     const u32 line = map.box[0] * map.size;
     for (u32 row = 0; row < map.box[1]; row++)
@@ -128,14 +140,14 @@ inline void copy_box(char* to, u32 address, const void* described, int x, int y,
             }
         }
 }
-inline int box_bytes(const void* described) {
+inline u32 box_bytes(const void* described) {
     const auto& map = *static_cast<const Map*>(described);
-    return static_cast<int>(map.box[0] * map.box[1] * map.box[2] * map.size);
+    return map.box[0] * map.box[1] * map.box[2] * map.size;
 }
 inline void cp_async_bulk_tensor_3d_shared__cluster_global_mbarrier__complete_tx__bytes(
     u32 to, const void* map, int x, int y, int z, u32 barrier) {
     copy_box(self().shared, to, map, x, y, z);
-    phases_at(barrier).land(box_bytes(map));
+    land(to, box_bytes(map), barrier);
 }
 inline void
 cp_async_bulk_tensor_3d_shared__cluster_global_mbarrier__complete_tx__bytes_multicast__cluster(
@@ -143,14 +155,14 @@ cp_async_bulk_tensor_3d_shared__cluster_global_mbarrier__complete_tx__bytes_mult
     for (u32 rank = 0; mask >> rank; rank++) {
         if (!(mask >> rank & 1)) continue;
         copy_box(self().cluster[rank], to, map, x, y, z);
-        phases_at(barrier | (rank + 1) << 24).land(box_bytes(map));
+        land(to | (rank + 1) << 24, box_bytes(map), barrier | (rank + 1) << 24);
     }
 }
 template <class T>
 void cp_async_bulk_shared__cluster_global_mbarrier__complete_tx__bytes(u32 to, const T* from,
                                                                        u32 bytes, u32 barrier) {
     __builtin_memcpy(shared_at(to), from, bytes);
-    phases_at(barrier).land(static_cast<int>(bytes));
+    land(to, bytes, barrier);
 }
 inline void ld_shared_v2_b32(u32& a, u32& b, u32 from) { load(from, a, b); }
 inline void ld_shared_v4_b32(u32& a, u32& b, u32& c, u32& d, u32 from) { load(from, a, b, c, d); }
@@ -232,16 +244,17 @@ inline bool late() {
 }
 
 // The lanes of a warp come to these together, and are together when products are made.
-inline void wgmma_fence_sync_aligned() { __syncwarp(); }
+inline void wgmma_fence_sync_aligned() { together(); }
 inline void wgmma_commit_group_sync_aligned() {
-    __syncwarp();
+    together();
     self().groups++;
 }
 inline void wgmma_wait_group_sync_aligned(int newest) {
-    __syncwarp();
+    together();
     const u32 groups = self().groups, left = static_cast<u32>(newest);
     make_before(groups > left ? groups - left : 0);
-    __syncwarp();
+    emulated_api.read(groups > left ? groups - left : 0);
+    together();
 }
 
 /// A tile as its descriptor says: lines of 128 or 64 bytes along k, or along the rows (`across`).
@@ -264,8 +277,18 @@ struct Tile {
                    : row / 8 * eight + row % 8 * line + k * size;
         return self().shared + permuted(begin + offset, line);
     }
+    /// That a product reads so many rows until it is waited for; each thread says it of its share.
+    void reads(u32 rows) const {
+        const u32 per = 16 / size, first = self().thread.x % 128;
+        if (across)
+            for (u32 i = first; i < rows / per * (32 / size); i += 128)
+                emulated_api.reads(at(i % (rows / per) * per, i / (rows / per)), 16);
+        else
+            for (u32 i = first; i < 2 * rows; i += 128)
+                emulated_api.reads(at(i / 2, i % 2 * per), 16);
+    }
     /// The 8 words that a row has of 32 bytes along k.
-    void row_of(u32 row, u32 (&words)[8]) const {
+    EMULATED_UNWATCHED void row_of(u32 row, u32 (&words)[8]) const {
         char* to = reinterpret_cast<char*>(words);
         for (u32 k = 0; k < 32 / size; k++) __builtin_memcpy(to + k * size, at(row, k), size);
     }
@@ -329,6 +352,8 @@ void products(float* const (&d)[N / 2], u64 a, u64 b, bool adds, int, int, int a
     product->adds = adds;
     product->a_across = a_across;
     product->b_across = b_across;
+    Tile(a, a_across, Kind == 2 ? 4 : 2).reads(64);
+    Tile(b, b_across, Kind == 2 ? 4 : 2).reads(N);
     begin(product, d, N / 2);
     if (!late()) make_all();
 }
@@ -340,6 +365,7 @@ void products(float* const (&d)[N / 2], const u32* const (&a)[4], u64 b, bool ad
     product->b = b;
     product->adds = adds;
     product->b_across = b_across;
+    Tile(b, b_across, Kind == 2 ? 4 : 2).reads(N);
     begin(product, d, N / 2);
     if (!late()) make_all();
 }

@@ -272,12 +272,14 @@ int nvrtcCompileProgram(Program* program, int count, const char* const* options)
     const std::string base = folder;
     std::ofstream(base + "/kernels.cpp") << rewritten(program->text);
     const std::string command =
-        "LC_ALL=C " + variable("EMULATOR_COMPILER") +
-        " -std=c++20 -w -Wno-psabi -shared -fPIC -fvisibility=hidden " +
-        "-fno-gnu-unique -ffp-contract=off -fno-math-errno -fno-strict-aliasing " +
+        "export LC_ALL=C; " + variable("EMULATOR_COMPILER") +
+        " -std=c++20 -w -Wno-psabi -c -fPIC -fvisibility=hidden " +
+        "-fno-gnu-unique -fno-threadsafe-statics -ffp-contract=off -fno-math-errno "
+        "-fno-strict-aliasing " +
         variable("EMULATOR_OPTIONS") + " -D__CUDA_ARCH__=" + std::to_string(arch * 10) + " -I" +
-        variable("EMULATOR_FOLDER") + " " + base + "/kernels.cpp -o " + base + "/kernels.so 2> " +
-        base + "/log";
+        variable("EMULATOR_FOLDER") + " " + base + "/kernels.cpp -o " + base + "/kernels.o 2> " +
+        base + "/log && " + variable("EMULATOR_COMPILER") + " -shared " + base + "/kernels.o -o " +
+        base + "/kernels.so 2>> " + base + "/log";
     const int status = std::system(command.c_str());
     // As NVRTC says it.
     const std::regex where(R"(([^\s:]+):(\d+):\d+: )"), quote("'");
@@ -286,7 +288,7 @@ int nvrtcCompileProgram(Program* program, int count, const char* const* options)
     if (status == 0) program->image = contents(base + "/kernels.so");
     const bool keep = std::getenv("EMULATOR_KEEP") != nullptr;
     if (keep) std::fprintf(stderr, "emulator: %s\n", folder);
-    for (const char* file : {"/kernels.cpp", "/kernels.so", "/log"})
+    for (const char* file : {"/kernels.cpp", "/kernels.o", "/kernels.so", "/log"})
         if (!keep) unlink((base + file).c_str());
     if (!keep) rmdir(folder);
     return status == 0 ? 0 : 6;  // NVRTC_ERROR_COMPILATION

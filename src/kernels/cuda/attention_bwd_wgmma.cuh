@@ -577,6 +577,7 @@ __device__ __forceinline__ void attention_dkv_wgmma(const Grid& grid, E* dk, E* 
             value_acc, ones, dv + Shape::Dv::at(place.batch, place.group), row, int(Shape::s));
     };
     const auto release_both = [&](int at) {
+        __syncwarp();  // every lane has read what lies there, or waited for it
         release(barriers.empty(0, at));
         release(barriers.empty(1, at));
     };
@@ -585,7 +586,6 @@ __device__ __forceinline__ void attention_dkv_wgmma(const Grid& grid, E* dk, E* 
         for (int x = 0; x < count; x++, next()) {
             wait_barrier(barriers.full(0, stage), phase);
             wait_barrier(barriers.full(1, stage), phase);
-            __syncwarp();  // no lane waits for what has been and gone
             release_both(stage);
         }
     };

@@ -461,6 +461,7 @@ __device__ __forceinline__ void attention_grads_wgmma(
             value_acc, ones, dv + Shape::Dv::at(place.batch, place.group), row, int(Shape::s));
     };
     const auto release_both = [&](int at) {
+        __syncwarp();  // every lane has read what lies there, or waited for it
         release(barriers.empty(0, at));
         release(barriers.empty(1, at));
     };
@@ -476,6 +477,7 @@ __device__ __forceinline__ void attention_grads_wgmma(
         hold(sums);
         multiply_queries(sums, place, t, round,
                          tiles_of.own(0, 0) + uint32_t(own) * (own_box / 16));
+        __syncwarp();  // every lane has its sums
         release(barriers.sums_empty());
     };
     const auto end_adding = [&](const float (&sums)[32], const Place& place, const Turn& of,

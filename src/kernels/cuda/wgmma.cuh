@@ -349,6 +349,7 @@ __device__ __forceinline__ void gemm_wgmma(const Grid& grid, const Put& put, con
         const bool packed = put.packed();
         int before = 0;
         const auto release = [&](int s) {
+            if constexpr (Layout::words) __syncwarp();  // every lane has read its words
             if constexpr (Wide == 1) {
                 if (lane < Pair) arrive_at<Pair>(empty(s), lane);
             } else {  // at all that may copy to this one: its column, and the others of its row
