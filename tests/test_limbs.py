@@ -306,6 +306,30 @@ def test_sizes_next_to_tiles(axis, make_rng):
         assert_bits(y.read(), call(a, b), (m, n, k))
 
 
+def with_specials(x):
+    """Infinities, NaN and what the first limb does not show, in pairs with each other number."""
+    x[3, 5], x[7, 9], x[20, 30], x[21, 33] = np.inf, np.nan, 1e-42, 3.4028235e38
+    x[40, -1], x[41, :64], x[42, 3] = 2.0**-140, 0, -3.4028235e38
+    return x
+
+
+@gpu
+@pytest.mark.parametrize("layout", ["plain", "both_turned"])
+def test_special_limbs(layout, make_rng):
+    """Of copies that keep their lines, along k and across it, lines of whole fours and others."""
+    rng = make_rng(32)
+    for m, n, k in [(72, 140, 200), (65, 66, 71)]:
+        a, b = (with_specials(rng.standard_normal(s).astype(np.float32)) for s in ((m, k), (k, n)))
+        given = []
+        for x in (a, b):
+            turned = layout != "plain"
+            stored = Layout(x.shape, (1, x.shape[0])) if turned else Layout.c_order(x.shape)
+            given.append(Tensor("float32", stored, "cuda", x))
+        y = Tensor("float32", Layout.c_order((m, n)), "cuda")
+        aicf.op_call("gemm", [x.give() for x in given], [y.give()], attrs=ORDER)
+        same_numbers(y.read(), call(a, b), (m, n, k))
+
+
 @gpu
 @pytest.mark.slow  # of an emulated GPU
 @pytest.mark.parametrize("shared", [False, True])

@@ -21,7 +21,7 @@ struct TensorMap {
     int input;
     DType dtype;                                            // of 16 bits, or f32
     int64_t inner, outer, batches, outer_step, batch_step;  // steps in elements
-    int box;
+    int box = 0;
     uint64_t from = 0;  // byte of the workspace where it begins
     int line = 128;
 };
@@ -344,8 +344,8 @@ std::string packed_text(const LoweredOp& op, const BlockLayout& layout, bool use
 /// A copy of an operand, rounded to 16 bits or, in f32, to tf32, that a kernel makes in its
 /// workspace: its map, and the struct that rounded.cuh makes it by, `as` its type there.
 /// `planes`: how many of them lie one behind the other, as batches of the map.
-MappedOperand rounded_operand(const LoweredOp& op, int input, int k_axis, int box, DType type,
-                              int planes);
+MappedOperand rounded_operand(const LoweredOp& op, int input, int k_axis, int rows, int shares,
+                              DType type, int planes);
 std::string rounded_struct(const std::string& name, const std::string& batch, const std::string& as,
                            const MappedOperand& operand, int planes, const View& view, int k_axis);
 KernelText attention_text(const LoweredOp& op, const Limits& limits);  // and its gradients

@@ -90,7 +90,8 @@ Gemm::Reading Gemm::reading(const Tiling& t, Reads how) const {
 }
 
 MappedOperand Gemm::copy(int input, const Tiling& t) const {
-    return rounded_operand(op, input, 1 - input, input ? t.n / t.pair : t.m, *copied_as, planes());
+    return rounded_operand(op, input, 1 - input, input ? t.n : t.m, input ? t.pair : 1, *copied_as,
+                           planes());
 }
 
 int64_t Gemm::copied(Reads how) const {

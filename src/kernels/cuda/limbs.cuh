@@ -26,13 +26,12 @@ __device__ __forceinline__ void copy_limbs(const Grid& grid, uint32_t room, cons
                                            const void* map_b) {
     typedef Ring<Layout> R;
     constexpr int BM = Layout::rows, BN = Layout::columns, Pair = Layout::pair;
-    constexpr int part = BN / Pair;
-    const int high = Pair > 1 ? int(cluster_rank()) : 0, from = high * part;
+    const int high = Pair > 1 ? int(cluster_rank()) : 0;
     const uint32_t full = room + R::barriers, empty = full + 8 * Layout::stages;
     RingPlace<Layout::stages> at;
     for (uint32_t u = grid.block / Pair; u < Place::tiles; u += grid.blocks / Pair) {
         const Place place(u);
-        const int i0 = int(place.i0) + high * BM, j0 = int(place.j0) + from;
+        const int i0 = int(place.i0) + high * BM;
         const int az = Layout::a_batched ? int(place.batch) : 0,
                   bz = Layout::b_batched ? int(place.batch) : 0;
 #pragma unroll 1
@@ -43,10 +42,16 @@ __device__ __forceinline__ void copy_limbs(const Grid& grid, uint32_t room, cons
                 const uint32_t arrived = full + 8 * at.slot;
                 wait_barrier(empty + 8 * at.slot, at.phase ^ 1);
                 arrive_expecting(arrived, R::stage_bytes);
-                copy_tile<R, BM, true, 1>(as, map_a, i0, int(k0), limb * int(CopyA::batches) + az,
-                                          arrived);
-                copy_tile<R, part, true, Pair>(bs + from * 128, map_b, j0, int(k0),
-                                               limb * int(CopyB::batches) + bz, arrived);
+                copy_tile<R, BM, Layout::a_along_k, 1>(as, map_a, i0, int(k0),
+                                                       limb * int(CopyA::batches) + az, arrived);
+                const int of_b = limb * int(CopyB::batches) + bz;
+                if constexpr (Pair > 1)
+                    copy_portion<R, BN, Layout::b_along_k, 128, Pair>(
+                        bs, map_b, int(place.j0), int(k0), of_b, arrived, uint32_t(high),
+                        (1u << Pair) - 1);
+                else
+                    copy_tile<R, BN, Layout::b_along_k, 1>(bs, map_b, int(place.j0), int(k0), of_b,
+                                                           arrived);
             }
     }
 }
@@ -57,7 +62,8 @@ template <class Layout, int Count>
 __device__ __forceinline__ void multiply_limbs(float (&acc)[Count], uint32_t room,
                                                RingPlace<Layout::stages>& at) {
     typedef Ring<Layout> R;
-    constexpr int Pair = Layout::pair;
+    constexpr int Pair = Layout::pair, a_step = Layout::a_along_k ? 2 : 128,
+                  b_step = Layout::b_along_k ? 2 : 128;
     const int group = int(threadIdx.x) / 128 - 1, lane = threadIdx.x % 32;
     const uint32_t full = room + R::barriers, empty = full + 8 * Layout::stages;
     uint64_t a[kLimbs], b[kLimbs];
@@ -66,8 +72,8 @@ __device__ __forceinline__ void multiply_limbs(float (&acc)[Count], uint32_t roo
     for (int limb = kLimbs - 1; limb >= 0; limb--, at.advance()) {
         wait_barrier(full + 8 * at.slot, at.phase);
         const uint32_t as = room + at.slot * R::stage_bytes;
-        a[limb] = tile_descriptor(as + group * 8192, 16);
-        b[limb] = tile_descriptor(as + R::a_bytes, 16);
+        a[limb] = tile_descriptor(as + group * 8192, Layout::a_along_k ? 16 : 8192);
+        b[limb] = tile_descriptor(as + R::a_bytes, Layout::b_along_k ? 16 : 8192);
         slot[limb] = at.slot;
     }
     const auto release = [&](int limb) {
@@ -80,7 +86,8 @@ __device__ __forceinline__ void multiply_limbs(float (&acc)[Count], uint32_t roo
         const int of_a = scalar::kLimbPairs[pair][0], of_b = scalar::kLimbPairs[pair][1];
 #pragma unroll
         for (int k = 0; k < 4; k++)
-            Layout::template step<0>(acc, a[of_a] + 2 * k, b[of_b] + 2 * k, pair > 0 || k > 0);
+            Layout::template step<0>(acc, a[of_a] + a_step * k, b[of_b] + b_step * k,
+                                     pair > 0 || k > 0);
         if (pair == 1) commit_products();  // of what reads the third
         if (pair == 4) {                   // of what reads the second
             commit_products();

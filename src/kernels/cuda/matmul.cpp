@@ -584,8 +584,8 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
             text.body += right ? "typedef Uncopied @_CopyA;\n"
                                : rounded_struct("@_CopyA", "@_A", as, first, gemm.planes(), a, 1);
             text.body += rounded_struct("@_CopyB", "@_B", as, second, gemm.planes(), b, 0);
-            const int warps = t.threads / 32, processors = std::max(limits.processors, 1);
-            const std::string pieces = cat("<@_CopyA, @_CopyB, ", warps, ", ", processors, ">");
+            const std::string pieces =
+                cat("<@_CopyA, @_CopyB, ", t.threads / 32, ", ", text.blocks, ">");
             const std::string counters =
                 cat("block.ptr<uint32_t>(", layout.tail, ") + ", text.counters);
             const auto operand = [&](int x) {

@@ -1,36 +1,26 @@
 // Products by wgmma of operands in f32 that it cannot read where they lie: as words of tf32 that do
-// not lie along k, or in 16 bits. Blocks first copy both operands, or B, along k, in 16 bits
-// rounded, to the workspace; of limbs a copy is three planes of bfloat16. Rounding or turning a
-// tile in shared memory instead would cost more of its bandwidth than the products leave.
+// not lie along k, or in 16 bits. Blocks first copy both operands, or B, rounded, to the workspace:
+// tf32 along k, 16 bits in the lines in which the operand lies; of limbs a copy is three planes of
+// bfloat16. Rounding or turning a tile in shared memory instead would cost more of its bandwidth
+// than the products leave.
 #pragma once
 
 #include "wgmma.cuh"
 
 namespace aicf {
 
-/// How an operand is copied, as Of::As: a warp takes 4 rows by 128 of k, or where the rows' axis
-/// lies side by side 32 rows by 16 of k, 16 words a lane.
+/// How an operand is copied, as Of::As, to lines of Of::inner elements: a warp takes 4 lines of
+/// 128, or where the operand's own lines are across those of the copy 32 of 16. A lane takes 16
+/// elements, `side` of them side by side.
 template <class Of>
 struct Copied {
-    static constexpr bool turned = Of::own_step == 1 && Of::k_step != 1;
-    static constexpr int rows = turned ? 32 : 4, depth = turned ? 16 : 128;
-    static constexpr int64_t across = (Of::own + rows - 1) / rows,
-                             deep = (Of::k + depth - 1) / depth,
+    static constexpr bool turned = Of::outer_step == 1 && Of::inner_step != 1;
+    static constexpr int rows = turned ? 32 : 4, depth = 512 / rows, side = turned ? 4 : 8;
+    static constexpr int64_t across = (Of::outer + rows - 1) / rows,
+                             deep = (Of::inner + depth - 1) / depth,
                              tiles = Of::batches * across * deep;
+    static_assert(tiles < int64_t{1} << 31);
 };
-
-/// Four words that begin at `from`, `step` apart, of which `count` exist; the rest become zeros.
-__device__ __forceinline__ void read_words(uint32_t (&to)[4], const float* from, int64_t step,
-                                           int64_t count, bool wide) {
-    if (wide && count >= 4) {
-        const auto four = *reinterpret_cast<const Pack<float, 4>*>(from);
-#pragma unroll
-        for (int y = 0; y < 4; y++) to[y] = scalar::bits(four.at[y]);
-    } else {
-#pragma unroll
-        for (int y = 0; y < 4; y++) to[y] = y < count ? scalar::bits(from[y * step]) : 0;
-    }
-}
 
 /// What a copy as As consists of.
 template <class As>
@@ -46,20 +36,49 @@ struct Planes<scalar::Limbs> {
 template <class Of>
 using CopyElement = typename Planes<typename Of::As>::Element;
 
-/// Four neighbours of a copy, in each plane, of the bits of an f32 each.
-template <class As>
-struct FourCopies {
-    Pack<typename Planes<As>::Element, 4> plane[Planes<As>::count];
-    __device__ __forceinline__ void set(int y, uint32_t word) {
-        if constexpr (same_type<As, Tf32>) {
-            plane[0].at[y] = Tf32{word};  // which the copy engine rounds
-        } else if constexpr (same_type<As, scalar::Limbs>) {
-            const scalar::Limbs limbs = scalar::f32_to_limbs(scalar::from_bits(word));
+/// The limbs of two numbers, as f32_to_limbs makes them. False where a number may be none of those
+/// that are simply rounded three times: what is left of an infinity, of a NaN and of what rounds to
+/// an infinity is a NaN then, and of what the first limb loses as a whole it is all.
+__device__ __forceinline__ bool limbs_of_two(uint32_t (&limb)[3], float low, float high) {
+    const auto lower = [](uint32_t two) { return scalar::from_bits(two << 16); };
+    const auto upper = [](uint32_t two) { return scalar::from_bits(two & 0xffff0000u); };
+    limb[0] = narrow_two<Brain>(low, high);
+    low -= lower(limb[0]), high -= upper(limb[0]);
+    limb[1] = narrow_two<Brain>(low, high);
+    low -= lower(limb[1]), high -= upper(limb[1]);
+    limb[2] = narrow_two<Brain>(low, high);
+    return scalar::abs(low) <= scalar::abs(lower(limb[0])) &&
+           scalar::abs(high) <= scalar::abs(upper(limb[0]));
+}
+
+/// V neighbours of a copy, in each plane.
+template <class As, int V>
+struct Copies {
+    typedef Planes<As> P;
+    static constexpr int words = V * int(sizeof(typename P::Element)) / 4;
+    typedef Pack<uint32_t, words> Line;
+    Line plane[P::count];
+    /// Of the bits of an f32 each. False: of some the limbs are others.
+    __device__ __forceinline__ bool set(const uint32_t (&word)[V]) {
+        bool all = true;
 #pragma unroll
-            for (int x = 0; x < 3; x++) plane[x].at[y] = Brain{limbs.at[x]};
-        } else {
-            plane[0].at[y] = narrow<As>(scalar::from_bits(word));
+        for (int x = 0; x < words; x++) {
+            if constexpr (same_type<As, Tf32>) {
+                plane[0].at[x] = word[x];  // which the copy engine rounds
+            } else {
+                const float low = scalar::from_bits(word[2 * x]),
+                            high = scalar::from_bits(word[2 * x + 1]);
+                if constexpr (same_type<As, scalar::Limbs>) {
+                    uint32_t limb[3];
+                    all &= limbs_of_two(limb, low, high);
+#pragma unroll
+                    for (int p = 0; p < 3; p++) plane[p].at[x] = limb[p];
+                } else {
+                    plane[0].at[x] = narrow_two<As>(low, high);
+                }
+            }
         }
+        return all;
     }
 };
 
@@ -67,72 +86,115 @@ struct FourCopies {
 template <class Of>
 struct CopyTile {
     typedef Copied<Of> C;
-    int64_t batch, i, k;  // of the lane's first element
-    __device__ __forceinline__ explicit CopyTile(int64_t tile) {
-        const int lane = threadIdx.x % 32;
-        batch = tile / (C::across * C::deep);
-        const auto cell = static_cast<uint32_t>(tile % (C::across * C::deep));
-        i = int64_t(cell / uint32_t(C::deep)) * C::rows + (C::turned ? lane % 8 * 4 : 0);
-        k = int64_t(cell % uint32_t(C::deep)) * C::depth + (C::turned ? lane / 8 : lane) * 4;
+    typedef CopyElement<Of> Element;
+    static constexpr int side = C::side, lots = 16 / side, lanes = C::depth / side;
+    static constexpr int64_t plane = Of::batches * Of::outer * Of::pitch;
+    int64_t line0, at0;  // of the warp's first element
+    const float* from;
+    Element* to;
+    bool wide;  // all of it exists, and four neighbours may be read together
+    __device__ __forceinline__ CopyTile(uint32_t tile, const float* all, Element* copy) {
+        constexpr auto cells = uint32_t(C::across * C::deep);
+        const uint32_t batch = Of::batches > 1 ? tile / cells : 0, cell = tile - batch * cells;
+        line0 = int64_t(cell / uint32_t(C::deep)) * C::rows;
+        at0 = int64_t(cell % uint32_t(C::deep)) * C::depth;
+        from = all + (Of::batches > 1 ? Of::Batch::at(batch) : 0);
+        to = copy + int64_t(batch) * Of::outer * Of::pitch;
+        const bool whole = (Of::outer % C::rows == 0 || line0 + C::rows <= Of::outer) &&
+                           (Of::inner % C::depth == 0 || at0 + C::depth <= Of::inner);
+        wide = (C::turned ? Of::inner_step : Of::outer_step) % 4 == 0 &&
+               (C::turned || Of::inner_step == 1) && whole && aligned16(from);
     }
-    __device__ __forceinline__ void read(uint32_t (&word)[4][4], const float* from) const {
-        constexpr int64_t side_step = C::turned ? Of::own_step : Of::k_step,
-                          other_step = C::turned ? Of::k_step : Of::own_step;
-        const float* const first = from + Of::Batch::at(batch);
-        const bool wide = side_step == 1 && other_step % 4 == 0 && aligned16(first);
+    /// A lane's first line and element of it, of those of its lot `x`. Turned: its lines are four.
+    __device__ __forceinline__ int64_t line(int x) const {
+        const int lane = threadIdx.x % 32;
+        return line0 + (C::turned ? lane % 8 * 4 : (x * 32 + lane) / lanes);
+    }
+    __device__ __forceinline__ int64_t at(int x) const {
+        const int lane = threadIdx.x % 32;
+        return at0 + (C::turned ? lane / 8 * 4 : (x * 32 + lane) % lanes * side);
+    }
+    __device__ __forceinline__ const float* source(int64_t line, int64_t at) const {
+        return from + line * Of::outer_step + at * Of::inner_step;
+    }
+    __device__ __forceinline__ void read(uint32_t (&word)[lots][side]) const {
+        if (!wide) return;
 #pragma unroll
-        for (int x = 0; x < 4; x++) {  // of the axis that does not lie side by side
-            const int64_t row = C::turned ? i : i + x, deep = C::turned ? k + x : k;
-            const int64_t left =
-                C::turned ? (deep < Of::k ? Of::own - row : 0) : (row < Of::own ? Of::k - deep : 0);
-            read_words(word[x], first + row * Of::own_step + deep * Of::k_step, side_step, left,
-                       wide);
+        for (int x = 0; x < lots; x++)
+#pragma unroll
+            for (int y = 0; y < side; y += 4) {
+                const auto four = *reinterpret_cast<const Pack<float, 4>*>(
+                    C::turned ? source(line(0), at(0) + x) : source(line(x), at(x) + y));
+#pragma unroll
+                for (int z = 0; z < 4; z++) word[x][y + z] = scalar::bits(four.at[z]);
+            }
+    }
+    /// Stores `side` neighbours, one by one where their limbs are not those of most numbers.
+    __device__ __forceinline__ void put(const uint32_t (&word)[side], int64_t line,
+                                        int64_t at) const {
+        typedef Copies<typename Of::As, side> All;
+        All all;
+        const bool usual = all.set(word);
+        Element* const there = to + line * Of::pitch + at;
+#pragma unroll
+        for (int p = 0; p < Planes<typename Of::As>::count; p++)
+            *reinterpret_cast<typename All::Line*>(there + p * plane) = all.plane[p];
+        if constexpr (same_type<typename Of::As, scalar::Limbs>) {
+            if (usual) return;
+#pragma unroll 1
+            for (int y = 0; y < side && at + y < Of::inner; y++) {
+                const scalar::Limbs limbs = scalar::f32_to_limbs(*source(line, at + y));
+#pragma unroll
+                for (int p = 0; p < 3; p++) there[p * plane + y] = Brain{limbs.at[p]};
+            }
         }
     }
-    __device__ __forceinline__ void write(const uint32_t (&word)[4][4], CopyElement<Of>* to) const {
-        constexpr int64_t plane = Of::batches * Of::own * Of::pitch;
-        CopyElement<Of>* const at = to + (batch * Of::own + i) * Of::pitch + k;
+    __device__ __forceinline__ void write(const uint32_t (&word)[lots][side]) const {
+        if (wide) {
 #pragma unroll
-        for (int x = 0; x < 4; x++) {
-            if (i + x >= Of::own || k >= Of::pitch) continue;
-            FourCopies<typename Of::As> four;
+            for (int x = 0; x < lots; x++) {
+                if constexpr (C::turned) {
+                    const uint32_t of[4] = {word[0][x], word[1][x], word[2][x], word[3][x]};
+                    put(of, line(0) + x, at(0));
+                } else {
+                    put(word[x], line(x), at(x));
+                }
+            }
+            return;
+        }
+#pragma unroll 1
+        for (int x = 0; x < lots; x++) {
+            const int64_t own = line(x) + (C::turned ? x : 0), first = at(x);
+            if (own >= Of::outer || first >= Of::pitch) continue;
+            uint32_t of[side];
 #pragma unroll
-            for (int y = 0; y < 4; y++) four.set(y, C::turned ? word[y][x] : word[x][y]);
-#pragma unroll
-            for (int p = 0; p < Planes<typename Of::As>::count; p++)
-                *reinterpret_cast<Pack<CopyElement<Of>, 4>*>(at + p * plane + x * Of::pitch) =
-                    four.plane[p];
+            for (int y = 0; y < side; y++)
+                of[y] = first + y < Of::inner ? scalar::bits(*source(own, first + y)) : 0;
+            put(of, own, first);
         }
     }
 };
 
-/// `Lots` tiles of one operand, from `tile` on, on their way through registers.
+/// `Lots` tiles of an operand, from `tile` on, whose loads are under way together.
 template <class Of, int Lots>
-__device__ __forceinline__ void read_tiles(uint32_t (&word)[Lots][4][4], const float* from,
-                                           int64_t tile) {
+__device__ __forceinline__ void copy_tiles(uint32_t tile, const float* from, CopyElement<Of>* to) {
     if constexpr (Copied<Of>::tiles > 0) {
+        typedef CopyTile<Of> Tile;
+        uint32_t word[Lots][Tile::lots][Tile::side];
 #pragma unroll
         for (int x = 0; x < Lots; x++)
-            if (tile + x < Copied<Of>::tiles) CopyTile<Of>(tile + x).read(word[x], from);
-    }
-}
-template <class Of, int Lots>
-__device__ __forceinline__ void write_tiles(const uint32_t (&word)[Lots][4][4], CopyElement<Of>* to,
-                                            int64_t tile) {
-    if constexpr (Copied<Of>::tiles > 0) {
+            if (tile + x < Copied<Of>::tiles) Tile(tile + x, from, to).read(word[x]);
 #pragma unroll
         for (int x = 0; x < Lots; x++)
-            if (tile + x < Copied<Of>::tiles) CopyTile<Of>(tile + x).write(word[x], to);
+            if (tile + x < Copied<Of>::tiles) Tile(tile + x, from, to).write(word[x]);
     }
 }
 
 /// Of an operand that is read where it lies.
 struct Uncopied {
-    struct Batch {
-        __device__ __forceinline__ static int64_t at(int64_t) { return 0; }
-    };
     typedef Tf32 As;
-    static constexpr int64_t k = 1, own = 0, batches = 1, pitch = 1, k_step = 1, own_step = 1;
+    static constexpr int64_t outer = 0, inner = 1, batches = 1, pitch = 1, outer_step = 1,
+                             inner_step = 1;
 };
 
 /// Waits until all pieces are copied, for what the copy engine reads from then on. Of `counters`
@@ -140,7 +202,7 @@ struct Uncopied {
 /// the last of these leaves them at 0.
 template <int64_t Count>
 struct Rounded {
-    static constexpr bool elects = false;  // which would cost registers that there are not
+    static constexpr bool elects = true;
     __device__ __forceinline__ void begin() const {}
     uint32_t* counters;
     uint32_t blocks;
@@ -152,72 +214,49 @@ struct Rounded {
     }
 };
 
-/// How both operands are copied: a piece is a tile or two of every warp. `Warps` and `Blocks` at
-/// least.
-template <class A, class B, int Warps, int Blocks>
+/// How both operands are copied: a piece is some turns of a block, in each of which a warp has
+/// `lots` tiles. Each block takes the next piece from one counter, so the first ones, as many as
+/// `Blocks`, are long where there is much to do; the others, of one turn, are done at about the
+/// same time.
+template <class A, class B, int Warps, int64_t Blocks>
 struct Pieces {
-    static constexpr int64_t all = Copied<A>::tiles + Copied<B>::tiles,
-                             each = int64_t(Warps) * Blocks;
-    static constexpr int lots = all >= 8 * each ? 2 : 1;
-    static constexpr int64_t a_lots = (Copied<A>::tiles + lots - 1) / lots,
-                             b_lots = (Copied<B>::tiles + lots - 1) / lots,
-                             count = (a_lots + b_lots + Warps - 1) / Warps;
+    static constexpr int64_t each = Warps * Blocks, all = Copied<A>::tiles + Copied<B>::tiles;
+    static constexpr int lots = all >= 4 * each ? 2 : 1, turn = Warps * lots;
+    static constexpr int64_t of_a = (Copied<A>::tiles + lots - 1) / lots * lots;
+    static constexpr auto turns = uint32_t(all * 5 / 8 / (each * lots));
+    static constexpr int64_t longs = turns > 1 ? Blocks : 0, in_longs = longs * turns * turn,
+                             count = longs + (of_a + Copied<B>::tiles - in_longs + turn - 1) / turn;
 };
 
-/// Copies pieces until none is left, the loads of the next one on their way before one is written.
-/// Whoever waits for others has taken none that it did not copy, so that blocks need not run
-/// together.
-template <class A, class B, int Warps, int Blocks>
+/// Copies pieces until none is left. Whoever waits for others has taken none that it did not copy,
+/// so that blocks need not run together.
+template <class A, class B, int Warps, int64_t Blocks>
 __device__ __forceinline__ void round_operands(const float* a, const float* b, CopyElement<A>* a_to,
                                                CopyElement<B>* b_to, uint32_t* counters) {
     typedef Pieces<A, B, Warps, Blocks> P;
     extern __shared__ __align__(1024) char ring_room[];
     auto* const taken = reinterpret_cast<volatile uint32_t*>(ring_room);  // before it is a ring
-    uint32_t word[2][P::lots][4][4];
-    const auto lot_of = [&](uint32_t piece) { return int64_t(piece) * Warps + threadIdx.x / 32; };
-    const auto read = [&](uint32_t (&to)[P::lots][4][4], uint32_t piece) {
-        const int64_t lot = lot_of(piece);
-        if (lot < P::a_lots)
-            read_tiles<A>(to, a, lot * P::lots);
-        else if (lot < P::a_lots + P::b_lots)
-            read_tiles<B>(to, b, (lot - P::a_lots) * P::lots);
-    };
-    const auto write = [&](const uint32_t (&from)[P::lots][4][4], uint32_t piece) {
-        const int64_t lot = lot_of(piece);
-        if (lot < P::a_lots)
-            write_tiles<A>(from, a_to, lot * P::lots);
-        else if (lot < P::a_lots + P::b_lots)
-            write_tiles<B>(from, b_to, (lot - P::a_lots) * P::lots);
-    };
-    // A place of `taken` is read in the turn before it is written again.
-    const auto take = [&](int place) {
-        if (threadIdx.x == 0) taken[place] = atomicAdd(counters, 1u);
-        __syncthreads();
-        return taken[place];
-    };
-    uint32_t now = take(0), copied = 0;
-    if (now < P::count) {
-        read(word[0], now);
-        uint32_t next = take(1);
-        int place = 2;
-        const auto turn = [&](uint32_t (&these)[P::lots][4][4], uint32_t (&those)[P::lots][4][4]) {
-            uint32_t after = 0;  // comes while these are written
-            if (threadIdx.x == 0) after = atomicAdd(counters, 1u);
-            if (next < P::count) read(those, next);
-            write(these, now);
-            if (threadIdx.x == 0) taken[place] = after;
-            __syncthreads();
-            now = next;
-            next = taken[place];
-            place = place == 2 ? 0 : place + 1;
-            copied++;
-        };
-        for (;;) {
-            turn(word[0], word[1]);
-            if (now >= P::count) break;
-            turn(word[1], word[0]);
-            if (now >= P::count) break;
+    if (threadIdx.x == 0) taken[0] = atomicAdd(counters, 1u);
+    __syncthreads();
+    uint32_t piece = taken[0], copied = 0;
+    for (; piece < P::count; copied++) {
+        uint32_t next = 0;  // comes while this one is copied
+        if (threadIdx.x == 0) next = atomicAdd(counters, 1u);
+        const bool is_long = int64_t(piece) < P::longs;
+        uint32_t tile = (is_long ? piece * (P::turns * P::turn)
+                                 : uint32_t(P::in_longs) + (piece - uint32_t(P::longs)) * P::turn) +
+                        threadIdx.x / 32 * P::lots;
+#pragma unroll 1
+        for (uint32_t left = is_long ? P::turns : 1; left > 0; left--, tile += P::turn) {
+            if (P::of_a > 0 && tile < P::of_a)
+                copy_tiles<A, P::lots>(tile, a, a_to);
+            else
+                copy_tiles<B, P::lots>(tile - uint32_t(P::of_a), b, b_to);
         }
+        const int place = (copied + 1) % 2;  // which is read in the turn before it is written again
+        if (threadIdx.x == 0) taken[place] = next;
+        __syncthreads();
+        piece = taken[place];
     }
     // What each thread wrote is read by copy engines, of other processors too; and where `taken`
     // was this one's engine will write.

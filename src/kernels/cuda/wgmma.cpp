@@ -6,7 +6,18 @@ namespace aicf::cuda {
 
 namespace {
 constexpr int64_t kEight = 8;  // neighbours that a lane takes together
+
+/// Boxes of tiles of `rows`: along k each share is one; across k they lie side by side, or a share
+/// is some lines of each.
+void set_box(MappedOperand& of, int rows, int shares) {
+    TensorMap& map = of.map;
+    map.box = rows / shares;
+    if (of.along_k) return;
+    const auto depth = static_cast<int>(128 / dtype_size(map.dtype));
+    map.line = rows % depth == 0 ? 128 : 64;
+    map.box = rows * 128 / map.line / depth % shares == 0 ? depth : depth / shares;
 }
+}  // namespace
 
 std::optional<MappedOperand> mapped_operand(const LoweredOp& op, int input, int k_axis, int rows,
                                             int shares) {
@@ -32,45 +43,43 @@ std::optional<MappedOperand> mapped_operand(const LoweredOp& op, int input, int 
     const bool batched = batch_step != 0;
     MappedOperand found{
         {input, view.dtype, view.shape[inner], view.shape[outer], batched ? batch.shape[0] : 1,
-         view.strides[outer], batched ? batch_step : view.strides[outer], rows / shares},
+         view.strides[outer], batched ? batch_step : view.strides[outer]},
         along_k,
         batched};
-    if (!along_k) {  // boxes side by side, or some lines of each
-        const auto depth = static_cast<int>(128 / size);
-        found.map.line = rows % depth == 0 ? 128 : 64;
-        const int boxes = rows * 128 / found.map.line / depth;
-        found.map.box = boxes % shares == 0 ? depth : depth / shares;
-    }
+    set_box(found, rows, shares);
     return found;
 }
 
-MappedOperand rounded_operand(const LoweredOp& op, int input, int k_axis, int box, DType type,
-                              int planes) {
+MappedOperand rounded_operand(const LoweredOp& op, int input, int k_axis, int rows, int shares,
+                              DType type, int planes) {
     const View& view = op.inputs[static_cast<size_t>(input)];
-    const int rank = view.shape.rank();
-    const int64_t k = view.shape[rank - 2 + k_axis], own = view.shape[rank - 1 - k_axis];
+    const int rank = view.shape.rank(), k = rank - 2 + k_axis, own = rank - 1 - k_axis;
     bool batched = false;
     int64_t batches = 1;
     for (int d = 0; d < rank - 2; d++) batched = batched || view.strides[d] != 0;
     for (int d = 0; batched && d < rank - 2; d++) batches *= view.shape[d];
+    const bool along_k = type == DType::f32 || view.strides[k] == 1 || view.strides[own] != 1;
+    const int64_t inner = view.shape[along_k ? k : own], outer = view.shape[along_k ? own : k];
     const auto unit = static_cast<int64_t>(16 / dtype_size(type));
-    const int64_t step = ceil_div(k, unit) * unit;
-    return MappedOperand{
-        {TensorMap::workspace, type, k, own, planes * batches, step, own * step, box},
-        true,
+    const int64_t step = ceil_div(inner, unit) * unit;
+    MappedOperand found{
+        {TensorMap::workspace, type, inner, outer, planes * batches, step, outer * step},
+        along_k,
         batched};
+    set_box(found, rows, shares);
+    return found;
 }
 
 std::string rounded_struct(const std::string& name, const std::string& batch, const std::string& as,
                            const MappedOperand& operand, int planes, const View& view, int k_axis) {
-    const int rank = view.shape.rank();
+    const int rank = view.shape.rank(), k = rank - 2 + k_axis, own = rank - 1 - k_axis;
     const auto number = [](const char* of, int64_t value) { return cat(", ", of, " = ", value); };
     return cat("struct ", name, " {\n    typedef ", batch, " Batch;\n    typedef ", as,
-               " As;\n    static constexpr int64_t k = ", operand.map.inner,
-               number("own", operand.map.outer), number("batches", operand.map.batches / planes),
+               " As;\n    static constexpr int64_t inner = ", operand.map.inner,
+               number("outer", operand.map.outer), number("batches", operand.map.batches / planes),
                number("pitch", operand.map.outer_step),
-               number("k_step", view.strides[rank - 2 + k_axis]),
-               number("own_step", view.strides[rank - 1 - k_axis]), ";\n};\n");
+               number("inner_step", view.strides[operand.along_k ? k : own]),
+               number("outer_step", view.strides[operand.along_k ? own : k]), ";\n};\n");
 }
 
 uint32_t WgmmaLayout::shared() const {
