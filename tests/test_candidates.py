@@ -87,17 +87,26 @@ def test_small_products_have_one_kernel():
         ("128x128x256 NT bfloat16", True),  # 2^22 multiplications
         ("128x128x248 NT bfloat16", False),
         ("128x512x4096 NT bfloat16", False),  # more than a block has room for
+        ("128x512x784 NT tf32", True),
+        ("128x512x784 NN tf32", True),  # of float32 B may lie across k
+        ("128x512x784 TN tf32", False),
+        ("128x512x782 NT tf32", False),
+        ("128x510x784 NN tf32", False),
+        ("128x64x512 NT tf32", True),
+        ("128x64x508 NT tf32", False),
+        ("128x512x2048 NT tf32", False),
     ],
 )
 def test_what_the_copy_engine_brings_at_once(case, there):
     sizes, kind, dtype = case.split()
+    math, dtype = ("tf32", "float32") if dtype == "tf32" else ("fp32", dtype)
     m, n, k = (int(size) for size in sizes.split("x"))
     g = aicf.Graph("product")
     a = g.input("a", (k, m) if kind[0] == "T" else (m, k), dtype)
     b = g.input("b", (n, k) if kind[1] == "T" else (k, n), dtype)
     g.output("y", aicf.matmul(a.T if kind[0] == "T" else a, b.T if kind[1] == "T" else b))
     for arch, any_there in (("sm_90a", there), ("sm_80", False)):
-        ((_, names),) = known(g, arch=arch).items()
+        ((_, names),) = known(g, arch=arch, math=math).items()
         assert any("_boxes" in name for name in names) == any_there, names
 
 

@@ -348,6 +348,8 @@ def test_all_candidates(sizes, name, layout, make_rng):
         ((10, 840, 128), "a_turned"),  # and the gradient of their weights
         ((66, 64, 1024), "plain"),  # many cuts, whose sums take room from rings
         ((520, 72, 256), "b_turned"),  # one cut, all of which is on its way at once
+        ((133, 100, 396), "b_turned"),  # lines that the copy engine reads of float32 alone
+        ((133, 100, 396), "plain"),
     ],
     ids=str,
 )
@@ -367,6 +369,8 @@ def test_small_tiles(sizes, layout, name, make_rng):
     ((signature, names),) = _core.cuda_candidates(g._core, _core.pass_names(), math=math).items()
     tried = [one for one in names if one.startswith("near_")]
     assert len(tried) >= 6, names
+    by_boxes = math == "tf32" and m * n * k >= 1 << 22 and "a_turned" not in layout
+    assert not by_boxes or any("_boxes" in one for one in tried), names
     want = g.compile(device="cpu", math=math, tensor_cores="sm_90")(**feed)
     for one in tried:
         got = g.compile(device="cuda", math=math, candidates={signature: one})(**feed)
@@ -376,24 +380,28 @@ def test_small_tiles(sizes, layout, name, make_rng):
 
 @gpu
 @pytest.mark.hopper
+@pytest.mark.parametrize("across", [False, True])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("several", ["both", "left", "right"])
-def test_small_tiles_of_batches(several, make_rng):
-    """What a block reads of batches, or of one matrix for all, by the copy engine at once."""
+def test_small_tiles_of_batches(several, dtype, across, make_rng):
+    """What a block reads of batches, or of one matrix for all, by the copy engine at once; of
+    float32, in tf32, lines across k, too."""
     rng = make_rng(21)
     left, right = ((3,) if several in ("both", side) else () for side in ("left", "right"))
     a = rng.standard_normal((*left, 96, 400)).astype(np.float32)
-    b = rng.standard_normal((*right, 120, 400)).astype(np.float32)
+    b = rng.standard_normal((*right, *((400, 120) if across else (120, 400)))).astype(np.float32)
     g = aicf.Graph("batches")
-    x, w = (aicf.cast(g.input(k, v.shape), "bfloat16") for k, v in (("a", a), ("b", b)))
-    y = aicf.matmul(x, aicf.permute(w, (0, 2, 1) if right else (1, 0)))
+    x, w = (aicf.cast(g.input(k, v.shape), dtype) for k, v in (("a", a), ("b", b)))
+    y = aicf.matmul(x, w if across else aicf.permute(w, (0, 2, 1) if right else (1, 0)))
     g.output("y", aicf.cast(y, "float32"))
-    ((signature, names),) = _core.cuda_candidates(g._core, _core.pass_names()).items()
+    math = "tf32" if dtype == "float32" else "fp32"
+    ((signature, names),) = _core.cuda_candidates(g._core, _core.pass_names(), math=math).items()
     tried = [one for one in names if "_boxes" in one]
-    assert tried, names
-    want = g.compile(device="cpu", tensor_cores="sm_90")(a=a, b=b)["y"].numpy()
+    assert bool(tried) == (dtype == "float32" or not across), names
+    want = g.compile(device="cpu", math=math, tensor_cores="sm_90")(a=a, b=b)["y"].numpy()
     for one in tried:
-        got = g.compile(device="cuda", candidates={signature: one})(a=a, b=b)["y"].numpy()
-        assert_bits(got, want, one)
+        step = g.compile(device="cuda", math=math, candidates={signature: one})
+        assert_bits(step(a=a, b=b)["y"].numpy(), want, one)
 
 
 @gpu

@@ -97,7 +97,7 @@ def test_tf32_has_the_launches_of_fp32():
 
     for rows, width in ((16, 256), (128, 128)):
         assert kernels(rows, width, "tf32") == kernels(rows, width, "fp32")
-    assert kernels(128, 256, "tf32")[0].endswith("_tf32_near_16x16_2")
+    assert kernels(128, 256, "tf32")[0].endswith("_tf32_near_16x16_boxes_2")
     assert kernels(128, 256, "fp32")[0].endswith("_near_8x16_2")
 
 

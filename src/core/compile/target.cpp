@@ -161,6 +161,13 @@ void add_part(Kernel& kernel, const LoweredOp& group, const LoweredOp& member,
         part.operands.push_back(in >= 0 ? in : made(view));
     }
     for (const View& view : member.outputs) part.operands.push_back(made(view));
+    for (size_t i = 0; i < part.kernel->align.size(); i++) {
+        const int in = part.operands[i];
+        if (in < 0 || in >= inputs) continue;
+        const auto at = static_cast<size_t>(in);
+        kernel.align.resize(std::max(kernel.align.size(), at + 1));
+        kernel.align[at] = std::max(kernel.align[at], part.kernel->align[i]);
+    }
     const std::vector<void*> none(part.operands.size(), nullptr);
     kernel.tail_bytes += pack_args(member, *part.kernel, none, nullptr)->bytes;
     const auto add = [](uint64_t& sum, uint64_t bytes) {

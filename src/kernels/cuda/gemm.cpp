@@ -28,7 +28,7 @@ std::optional<DType> read_as(const std::string& math) {
 bool fits_group(const Choice& choice) {
     if (choice.thin) return true;
     const Tiling& t = *choice.tiling;
-    return t.pair <= 1 && t.wide == 1 && !choice.boxes && !choice.cluster &&
+    return t.pair <= 1 && t.wide == 1 && choice.shares && !choice.cluster &&
            t.threads * std::max(choice.groups, 1) <= kGroupThreads;
 }
 
@@ -163,7 +163,8 @@ void Gemm::add_update(const Limits& limits, std::vector<Choice>& choices) const 
     constexpr int most = 16 * 32;
     if (tensor && limits.major == 9)
         std::erase_if(choices, [](const Choice& choice) {
-            return !choice.groups || choice.tiling->part_m * choice.tiling->part_n > most;
+            return !choice.groups || choice.boxes ||
+                   choice.tiling->part_m * choice.tiling->part_n > most;
         });
     const int64_t room = tensor ? kTensorUpdateThreads : kUpdateThreads;
     for (Choice& choice : choices) {
@@ -212,12 +213,10 @@ std::vector<Choice> Gemm::choices(const Limits& limits) const {
     problem.hands_over = !op.body.empty() && !copied_as && size == 4 && packs_eights(op);
     problem.narrows = copied_as && *copied_as != DType::f32;
     problem.element = static_cast<int64_t>(dtype_size(a.dtype));
-    const auto along_k = [&](int input) {
-        const auto there = mapped_operand(op, input, 1 - input, 16);
-        return there && there->along_k;
-    };
-    problem.boxes = limits.major == 9 && is_16_bit(a.dtype) && m * n * k >= kRolesWork &&
-                    along_k(0) && along_k(1);
+    const auto a_there = mapped_operand(op, 0, 1, 16), b_there = mapped_operand(op, 1, 0, 32);
+    problem.across = b_there && !b_there->along_k;
+    problem.boxes = limits.major == 9 && (is_16_bit(a.dtype) || tf32) && m * n * k >= kRolesWork &&
+                    a_there && a_there->along_k && b_there && (tf32 || !problem.across);
     problem.pairs = limits.major == 9 && !tensor && a.dtype == DType::f32;
     const auto add = [&](const auto& tilings) {
         for (const Tiling& t : tilings) add_choices(t, problem, limits, found);

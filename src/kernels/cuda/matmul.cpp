@@ -172,12 +172,14 @@ static void add_near_boxes(KernelText& text, const LoweredOp& op, const BlockLay
     text.threads = t.threads * choice.groups;
     text.blocks = choice.blocks;
     text.maps = {a.map, b.map};
-    text.shared = static_cast<uint32_t>(
-        box_room(t, ceil_div(gemm.k, gemm.chunk), std::min(gemm.k, gemm.chunk)));
+    text.shared = static_cast<uint32_t>(box_room(t, ceil_div(gemm.k, gemm.chunk),
+                                                 std::min(gemm.k, gemm.chunk),
+                                                 static_cast<int64_t>(dtype_size(gemm.a.dtype))));
     text.body += body_head(op, layout);
-    text.body += cat("    gemm_near_boxes<", t.m, ", ", t.n, flag(a.batched), flag(b.batched),
-                     ", @_Shape>(grid, @_Put{block}, block.bytes + ", layout.tail + int(kTailBytes),
-                     ", block.bytes + ", layout.tail + int(kTailBytes + kMapBytes), ");\n}\n");
+    text.body += cat("    gemm_near_boxes<", t.m, ", ", t.n, flag(b.along_k), flag(a.batched),
+                     flag(b.batched), ", @_Shape>(grid, @_Put{block}, block.bytes + ",
+                     layout.tail + int(kTailBytes), ", block.bytes + ",
+                     layout.tail + int(kTailBytes + kMapBytes), ");\n}\n");
 }
 
 LinkRoom link_room(const LoweredOp& op) {

@@ -105,6 +105,7 @@ struct Choice {
     bool words = false;             // whose first operand goes through registers
     int groups = 0;                 // of threads, by near.cuh; 0: another kernel
     bool boxes = false;             // whose operands the copy engine brings, by near_boxes.cuh
+    bool shares = true;             // can be a member of a group, if it is small enough
     // Of parts by wgmma: turns in which the sums of a tile are added, tiles of a round.
     int64_t adders = 0, round = 0;
     int64_t run = 0;      // cuts of a block, by wgmma_runs.cuh; 0: another kernel
@@ -126,7 +127,8 @@ struct Problem {
     bool hands_over = false;  // of wgmma: what follows can be done by warps of their own
     bool narrows = false;     // f32 becomes 16 bits as mma.sync's tiles load it
     int64_t element = 4;      // bytes of an operand's
-    bool boxes = false;       // of 16 bits along k, which the copy engine can read
+    bool boxes = false;       // operands that the copy engine can read for near_boxes.cuh
+    bool across = false;      // of those, B lies across k
     bool pairs = false;       // operands of f32: two blocks can be a cluster
 };
 
@@ -139,8 +141,8 @@ void add_runs(const Tiling& t, const Problem& p, const Limits& limits,
 /// Clusters that share the cuts of a tile by wgmma_cluster.cuh, where tiles are few.
 void add_clusters(const Tiling& t, const Problem& p, const Limits& limits,
                   std::vector<Choice>& choices);
-/// Bytes of what a block of near_boxes.cuh reads, with a barrier for each box of 64 terms.
-int64_t box_room(const Tiling& t, int64_t cuts, int64_t depth);
+/// Bytes of what a block of near_boxes.cuh reads, with a barrier for each box of 128 bytes along k.
+int64_t box_room(const Tiling& t, int64_t cuts, int64_t depth, int64_t element);
 /// Those of near.cuh, and of near_mma.cuh and near_boxes.cuh.
 void add_near(const Problem& p, const Limits& limits, std::vector<Choice>& choices);
 void add_near_mma(const Problem& p, const Limits& limits, std::vector<Choice>& choices);
