@@ -478,12 +478,14 @@ def test_attention_is_neither_serialized_nor_spilled(size, causal):
         assert waits_for_products(program) == WAITS[name][size == 128], name
 
 
+@pytest.mark.parametrize("length", [1100, 2048])
 @pytest.mark.parametrize("groups", [4, 2])
 @pytest.mark.parametrize("causal", [False, True])
-def test_gradients_in_one_kernel_are_neither_serialized_nor_spilled(causal, groups):
+@pytest.mark.parametrize("size", [64, 128])
+def test_gradients_in_one_kernel_are_neither_serialized_nor_spilled(size, causal, groups, length):
     g = aicf.Graph("attention")
-    q, dy = (g.input(x, (2, 4, 1100, 128), "bfloat16") for x in ("q", "dy"))
-    k, v = (g.input(x, (2, groups, 1100, 128), "bfloat16") for x in "kv")
+    q, dy = (g.input(x, (2, 4, length, size), "bfloat16") for x in ("q", "dy"))
+    k, v = (g.input(x, (2, groups, length, size), "bfloat16") for x in "kv")
     y = aicf.scaled_dot_product_attention(q, k, v, causal=causal, enable_gqa=groups < 4)
     for i, value in enumerate(g.backward(y, [q, k, v], grad=dy).values()):
         g.output(f"{i}", value)

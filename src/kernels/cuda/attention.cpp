@@ -199,9 +199,10 @@ struct Roles {
     int groups;  // warpgroups that multiply, each 64 rows of a tile
     int rows() const { return 64 * groups; }
     int block;
-    int boxes;                  // of 64 columns a row
-    int stages, seconds;        // of the rings: of keys or queries; of values or gradients
-    bool ahead;                 // of gradients: registers hold the scores of the next block, too
+    int boxes;            // of 64 columns a row
+    int stages, seconds;  // of the rings: of keys or queries; of values or gradients
+    int owns, slopes;  // of all gradients: of so many tiles keys are there, of so many turns slopes
+    bool ahead;        // of gradients: registers hold the scores of the next block, too
     std::vector<HeadMap> maps;  // of queries, keys, values and the gradient of the result
 };
 
@@ -218,15 +219,17 @@ std::optional<Roles> roles_of(const LoweredOp& op, const Limits& limits, Part pa
         if (result.shape.rank() == 4 && !stores_pairs(result)) return std::nullopt;
     Roles roles{};
     roles.groups = forward && d == 64 ? 3 : 2;
-    roles.block = forward ? 128 : 64;
+    roles.block = forward || (joint && d == 64) ? 128 : 64;
     roles.boxes = static_cast<int>(d / 64);
-    roles.ahead = d == 64;
+    roles.ahead = d == 64 && !joint;
+    roles.slopes = d == 64 ? 1 : 2;
+    roles.owns = d == 64 ? 2 : 1;
     // With scores ahead three blocks are held at a time, and one passed over between each two.
     roles.stages = !forward ? (roles.ahead ? 5 : 3) : roles.ahead ? 4 : 2;
     // Keys are held for three blocks by the gradient of queries, values for one.
     const bool uneven = part == Part::queries && !roles.ahead;
     if (uneven) roles.stages = 4;
-    roles.seconds = uneven ? 2 : roles.stages;
+    roles.seconds = uneven || (joint && d == 64) ? 2 : roles.stages;
     const int of_q = of_keys ? roles.block : roles.rows(),
               of_k = of_keys ? roles.rows() : roles.block;
     const auto add = [&](int input, const char* name, int box) {
@@ -244,31 +247,43 @@ std::optional<Roles> roles_of(const LoweredOp& op, const Limits& limits, Part pa
 
 Deal deal_of(const LoweredOp& op, const Limits& limits, Part part, const Roles& roles) {
     constexpr int64_t sharing = 6;
+    const int64_t cached = part == Part::forward ? kFarBytes : kCachedBytes;
     const bool of_keys = part != Part::forward && part != Part::queries;
     const View &q = op.inputs[0], &k = op.inputs[1];
     const int64_t others = of_keys ? q.shape[2] * (q.shape[1] / k.shape[1]) : k.shape[2],
                   heads = q.shape[0] * (of_keys ? k : q).shape[1],
                   bytes = std::max<int64_t>(4 * q.shape[3] * others, 1),
-                  fits = std::clamp(kCachedBytes / bytes, int64_t{1}, heads);
-    // What does not fit is read once for all tiles of a head that are at work at a time: six are
-    // enough. Causal, forward, TFLOP/s by lots on an H100: 16384 positions, 32 heads
-    // of 64: 5 384, 8 385, 10 397, 20 403, 32 382; 16 heads of 128: 1 535, 16 551; 4096 positions,
-    // 128 heads of 64: 22 367, 32 358. Gradients lose by it: 16384 positions, 32 heads
-    // of 64: 3 338, 11 320, 22 307, 32 325; 16 heads of 128: 1 433, 5 365, 8 390, 16 417.
+                  fits = std::clamp(cached / bytes, int64_t{1}, heads);
+    // Forward keys and values may fill the cache; what does not fit is read once for all tiles of a
+    // head that are at work at a time: six are enough. Causal, forward, TFLOP/s by lots on an H100:
+    // 16384 positions, 32 heads of 64: 5 384, 8 385, 10 397, 20 403, 32 382; 16 heads of 128:
+    // 1 535, 16 551; on an H200: 4096 positions, 64 heads of 128: 11 485, 22 503, 32 458. Gradients
+    // lose by it: 16384 positions, 32 heads of 64: 3 338, 11 320, 22 307, 32 325.
     const int64_t most =
         part == Part::forward ? std::clamp(limits.processors / sharing, fits, heads) : fits;
     return deal(tile_costs(op, roles.rows(), roles.block, of_keys), heads, fits, most,
                 limits.processors);
 }
 
+/// Tiles of a head at work at a time where one kernel makes all gradients: the fewer the shorter
+/// heads are, since each begins behind the one before. Causal, TFLOP/s on an H200 by heads of a
+/// lot, heads of 64: 1024 positions 16 120, 66 314, 132 327, two kernels, of seven products, 276;
+/// 4096 positions 16 326, 33 373, 44 387, 66 401, two kernels 319; 16384 positions 16 428, 32 416,
+/// two kernels 327. Heads of 128: 1024 positions 16 187, 66 347, two kernels 341; 4096 positions
+/// 16 389, 33 440, two kernels 401.
+int64_t joint_sharing(const LoweredOp& op) {
+    const int64_t boxes = op.inputs[0].shape[3] / 64,
+                  tiles = ceil_div(op.inputs[1].shape[2], int64_t{128});
+    return std::clamp(tiles * boxes / 16, boxes, int64_t{8});
+}
+
 /// Whether one kernel may take all gradients, in five products.
 bool may_be_joint(const LoweredOp& op, const Limits& limits) {
-    return op.def->name == "attention_grads" && op.inputs[0].shape[3] == 128 &&
-           roles_of(op, limits, Part::joint).has_value();
+    return op.def->name == "attention_grads" && roles_of(op, limits, Part::joint).has_value();
 }
 
 /// Where it adds the gradients of queries between two tiles of keys: for so many heads of keys at a
-/// time, for so many of queries each blocks of 64 rows.
+/// time, for so many of queries each blocks of rows.
 struct JointSums {
     int64_t lot, slots, blocks, bytes;
 };
@@ -278,10 +293,10 @@ JointSums joint_sums(const LoweredOp& op, const Limits& limits) {
     const int64_t blocks = ceil_div(q.shape[2], roles.block),
                   tiles = ceil_div(k.shape[2], roles.rows()), share = q.shape[1] / k.shape[1],
                   heads = q.shape[0] * k.shape[1], all = std::max(limits.processors, 1);
-    const int64_t lot = std::clamp(all / kJointSharing, int64_t{1}, heads);
+    const int64_t lot = std::clamp(all / joint_sharing(op), int64_t{1}, heads);
     // A head waits for one that came so many before: for none at work.
     const int64_t slots = std::min(heads, std::max(2 * lot, ceil_div(3 * all, tiles))) * share;
-    return {lot, slots, blocks, slots * blocks * roles.boxes * 64 * 64 * 4};
+    return {lot, slots, blocks, slots * blocks * roles.boxes * roles.block * 64 * 4};
 }
 
 bool may_have_roles(const LoweredOp& op, const Limits& limits) {
@@ -461,11 +476,11 @@ class AttentionText {
         text_.counters = static_cast<int>(2 + sums.slots * sums.blocks);
         for (const HeadMap& one : roles.maps) text_.maps.push_back(one.map);
         text_.shared = static_cast<uint32_t>(joint_room(roles));
-        text_.body +=
-            roles_struct(roles, sums.lot,
-                         cat("    static constexpr uint32_t slots = ", sums.slots, ";\n",
-                             step_text("queries", 64, type_, false, true, true),
-                             step_text("keys", static_cast<int>(d_), type_, false, true)));
+        text_.body += roles_struct(
+            roles, sums.lot,
+            cat("    static constexpr uint32_t slots = ", sums.slots, ", slopes = ", roles.slopes,
+                ", owns = ", roles.owns, ";\n", step_text("queries", 64, type_, false, true, true),
+                step_text("keys", static_cast<int>(d_), type_, false, true)));
         text_.body += cat(body_head(), "    attention_grads_wgmma<@_Layout, @_Shape, ",
                           cuda_type(type_), ">(grid, ", results_, numbers_and_maps(roles),
                           "block.ptr<float>(16), block.ptr<uint32_t>(", layout_.tail, "), float(",
@@ -489,10 +504,10 @@ class AttentionText {
 
     /// And as JointRoom has them.
     static int64_t joint_room(const Roles& roles) {
-        return 2 * roles.boxes * roles.rows() * 128 +
-               2 * roles.stages * roles.boxes * roles.block * 128 + 2 * roles.rows() * 128 +
-               roles.boxes * roles.block * 256 + roles.stages * 8 * roles.block + 16 +
-               8 * (9 + 4 * roles.stages);
+        return 2 * roles.owns * roles.boxes * roles.rows() * 128 +
+               (roles.stages + roles.seconds) * roles.boxes * roles.block * 128 +
+               roles.slopes * roles.rows() * roles.block * 2 + roles.boxes * roles.block * 256 +
+               roles.stages * 8 * roles.block + 16 + 8 * (13 + 2 * (roles.stages + roles.seconds));
     }
 
     /// The struct @_Layout of a kernel with roles.
@@ -514,7 +529,7 @@ class AttentionText {
         text += more;
         for (const HeadMap& one : roles.maps) text += one.places;
         const int columns = static_cast<int>(d_) + (forward_ ? 8 : 0);
-        return text + step_text("scores", 64, type_, false, false) +
+        return text + step_text("scores", forward_ ? 64 : roles.block, type_, false, false) +
                step_text("values", columns, type_, true, true) + "};\n";
     }
 
@@ -563,9 +578,9 @@ std::vector<std::string> attention_candidates(const LoweredOp& op, const Limits&
         std::swap(names[0], names[1]);
     if (!may_be_joint(op, limits)) return names;
     const View &q = op.inputs[0], &k = op.inputs[1];
-    const bool first = op.attrs.flag("causal") && q.shape[2] >= kJointLength &&
-                       k.shape[2] >= kJointLength &&
-                       q.shape[0] * k.shape[1] >= limits.processors / kJointSharing &&
+    const int64_t length = q.shape[3] == 64 ? kJointLength : kJointLengthWide;
+    const bool first = op.attrs.flag("causal") && q.shape[2] >= length && k.shape[2] >= length &&
+                       q.shape[0] * k.shape[1] >= limits.processors / joint_sharing(op) &&
                        joint_sums(op, limits).bytes <= kJointBytes;
     names.insert(first ? names.begin() : names.end(), kJointAttention);
     return names;

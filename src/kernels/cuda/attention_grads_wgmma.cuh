@@ -1,6 +1,7 @@
 // All gradients of attention in five products by wgmma, the same in the same order as
-// attention.cuh. A block takes 128 keys against blocks of 64 queries and adds to the gradient of
-// these, too: blocks hand the sums of a block of queries on to the block of the next keys.
+// attention.cuh. A block takes 128 keys against blocks of 64 queries, or 128 for heads of 64, and
+// adds to the gradient of these, too: blocks hand the sums of a block of queries on to the block of
+// the next keys.
 #pragma once
 
 #include "attention_bwd_wgmma.cuh"
@@ -8,49 +9,57 @@
 namespace aicf {
 
 /// Keys and values of a unit, a ring of queries and upstream gradients with numbers of their rows,
-/// slopes of two turns, and the sums of a turn's queries.
-template <int Boxes, int Block, int Stages>
+/// slopes of one turn or two, 64 queries after the others, and the sums of a turn's queries.
+/// `Owns`: two where the next unit's keys and values are loaded beside those at work.
+template <int Boxes, int Block, int Stages, int Seconds, int Slopes, int Owns>
 struct JointRoom {
-    static constexpr int rows = 128, line = 128, first = Stages, second = Stages;
+    static constexpr int rows = 128, line = 128, first = Stages, second = Seconds;
     static constexpr int own_bytes = Boxes * rows * line, other_bytes = Boxes * Block * line;
-    static constexpr int slope_bytes = rows * line, sum_bytes = Boxes * Block * 256;
+    static constexpr int slope_box = rows * line, slope_bytes = Block / 64 * slope_box,
+                         sum_bytes = Boxes * Block * 256;
     static constexpr int number_bytes = 8 * Block;
-    static constexpr int ring = 2 * own_bytes, slopes = ring + 2 * Stages * other_bytes;
-    static constexpr int sums = slopes + 2 * slope_bytes, numbers = sums + sum_bytes;
+    static constexpr int ring = 2 * Owns * own_bytes,
+                         slopes = ring + (Stages + Seconds) * other_bytes;
+    static constexpr int sums = slopes + Slopes * slope_bytes, numbers = sums + sum_bytes;
     static constexpr int place = numbers + Stages * number_bytes;
     static constexpr int barriers = place + 16;
-    static constexpr int bytes = barriers + 8 * (9 + 4 * Stages);
+    static constexpr int bytes = barriers + 8 * (13 + 2 * (Stages + Seconds));
 };
 
 /// Of a unit: whether its keys and values are there, whoever needs them or its place is done with
-/// both, and its place is told. Of a turn: whether sums are there and read; of each of two, whether
-/// they are stored, and that was seen.
+/// both, and its place is told. Of a turn: whether sums are there and read, and slopes are read for
+/// queries; of each of two, whether sums are stored, and that was seen.
 template <class Room>
 struct JointBarriers {
     uint32_t at;
-    __device__ __forceinline__ uint32_t full_own() const { return at; }
-    __device__ __forceinline__ uint32_t empty_own() const { return at + 8; }
-    __device__ __forceinline__ uint32_t told() const { return at + 16; }
-    __device__ __forceinline__ uint32_t sums_full() const { return at + 24; }
-    __device__ __forceinline__ uint32_t sums_empty() const { return at + 32; }
-    __device__ __forceinline__ uint32_t stored(uint32_t t) const { return at + 40 + t % 2 * 8; }
-    __device__ __forceinline__ uint32_t seen(uint32_t t) const { return at + 56 + t % 2 * 8; }
+    __device__ __forceinline__ uint32_t full_own(uint32_t s) const { return at + 8 * s; }
+    __device__ __forceinline__ uint32_t empty_own(uint32_t s) const { return at + 16 + 8 * s; }
+    __device__ __forceinline__ uint32_t told(uint32_t s) const { return at + 32 + 8 * s; }
+    __device__ __forceinline__ uint32_t sums_full() const { return at + 48; }
+    __device__ __forceinline__ uint32_t sums_empty() const { return at + 56; }
+    __device__ __forceinline__ uint32_t slopes_empty() const { return at + 64; }
+    __device__ __forceinline__ uint32_t stored(uint32_t t) const { return at + 72 + t % 2 * 8; }
+    __device__ __forceinline__ uint32_t seen(uint32_t t) const { return at + 88 + t % 2 * 8; }
     __device__ __forceinline__ uint32_t full(int which, int s) const {
-        return at + 72 + 8 * (which * Room::first + s);
+        return at + 104 + 8 * (which * Room::first + s);
     }
-    __device__ __forceinline__ uint32_t empty(int which, int s) const { return full(which + 2, s); }
+    __device__ __forceinline__ uint32_t empty(int which, int s) const {
+        return full(which, s) + 8 * (Room::first + Room::second);
+    }
     __device__ __forceinline__ void init() const {
-        init_barrier(full_own(), 1);
-        init_barrier(empty_own(), 8 + 3);  // warps that multiply, and that need the place alone
-        init_barrier(told(), 1);
         init_barrier(sums_full(), 1);
         init_barrier(sums_empty(), 8);
+        init_barrier(slopes_empty(), 8);
         for (uint32_t s = 0; s < 2; s++) {
+            init_barrier(full_own(s), 1);
+            init_barrier(empty_own(s),
+                         8 + 3);  // warps that multiply, and that need the place alone
+            init_barrier(told(s), 1);
             init_barrier(stored(s), 8);
             init_barrier(seen(s), 1);
         }
         for (int which = 0; which < 2; which++)
-            for (int s = 0; s < Room::first; s++) {
+            for (int s = 0; s < (which ? Room::second : Room::first); s++) {
                 init_barrier(full(which, s), which ? 1 : 33);
                 init_barrier(empty(which, s), 8);
             }
@@ -125,41 +134,6 @@ struct JointTurn {
     }
 };
 
-/// Products of upstream gradients to slopes, of eights of queries from `First` on; `read(x)` reads
-/// the means of the x-th, some time before they are needed.
-template <int First, int Ahead, int Count, int All, int Eights, class Read>
-__device__ __forceinline__ void make_slopes(float (&s)[Count], const float (&p)[All],
-                                            const float (&means)[Eights][2], const Read& read) {
-#pragma unroll
-    for (int x = 0; x < Count / 4; x++) {
-#pragma unroll
-        for (int y = 0; y < 4; y++)
-            s[4 * x + y] = p[4 * (First + x) + y] * (s[4 * x + y] - means[First + x][y % 2]);
-        read(First + x + Ahead);
-    }
-}
-/// A warp's slopes to its lines of shared memory, a key a line: a lane says where 8 queries of a
-/// key go.
-template <class E, int First, int Count>
-__device__ __forceinline__ void leave_slopes(const float (&s)[Count], uint32_t lines) {
-    const uint32_t lane = threadIdx.x % 32, line = lane % 16, to = lines + line * 128;
-#pragma unroll
-    for (uint32_t k = 0; k < Count / 8; k++)
-        asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
-                         to + ((First + 2 * k + lane / 16) ^ line % 8) * 16),
-                     "r"(narrow_two<E>(s[8 * k], s[8 * k + 1])),
-                     "r"(narrow_two<E>(s[8 * k + 2], s[8 * k + 3])),
-                     "r"(narrow_two<E>(s[8 * k + 4], s[8 * k + 5])),
-                     "r"(narrow_two<E>(s[8 * k + 6], s[8 * k + 7]))
-                     : "memory");
-}
-
-template <class E, int Block>
-__device__ __forceinline__ void leave_no_slopes(uint32_t lines) {
-    const float none[Block / 2] = {};
-    leave_slopes<E, 0>(none, lines);
-}
-
 /// Of `counters` the first is the next unit's number, the second how many blocks are done, the
 /// others how many tiles of keys a block of queries has had. Units are dealt in ascending order and
 /// a unit waits for units of smaller numbers alone, which blocks have begun with: blocks need not
@@ -170,7 +144,8 @@ __device__ __forceinline__ void attention_grads_wgmma(
     const char* map_q, const char* map_k, const char* map_v, const char* map_dy, float* parts,
     uint32_t* counters, float factor, float scale) {
     constexpr int boxes = Layout::boxes, block = Layout::block, width = 64 * boxes;
-    typedef JointRoom<boxes, block, Layout::stages> Room;
+    constexpr uint32_t owns = Layout::owns;
+    typedef JointRoom<boxes, block, Layout::stages, Layout::seconds, Layout::slopes, owns> Room;
     typedef JointPlace<Layout, Shape> Place;
     typedef JointTurn<Layout, Shape> Turn;
     typedef Pack<float, 4> Four;
@@ -186,6 +161,7 @@ __device__ __forceinline__ void attention_grads_wgmma(
     __syncthreads();
     int stage = 0;
     uint32_t phase = 0;
+    constexpr bool even_rings = Room::first == Room::second;
     const auto next = [&] {
         if (++stage == Room::first) stage = 0, phase ^= 1;
     };
@@ -193,14 +169,14 @@ __device__ __forceinline__ void attention_grads_wgmma(
         return room + Room::ring + (which * Room::first + s) * Room::other_bytes;
     };
     const auto numbers = [&](int s) { return room + Room::numbers + s * Room::number_bytes; };
-    const auto release = [&](uint32_t barrier) {
-        if (lane == 0) arrive_at<1>(barrier, 0);
-    };
     // The unit of a round, once it is known.
     const auto unit_of = [&](uint32_t round) {
-        wait_barrier(barriers.told(), round % 2);
+        wait_barrier(barriers.told(round % owns), round / owns % 2);
         uint32_t unit;
-        asm volatile("ld.shared.b32 %0, [%1];" : "=r"(unit) : "r"(room + Room::place) : "memory");
+        asm volatile("ld.shared.b32 %0, [%1];"
+                     : "=r"(unit)
+                     : "r"(room + Room::place + 4 * (round % owns))
+                     : "memory");
         return unit;
     };
     // The sums of a turn's queries between blocks, as lanes hold them.
@@ -213,49 +189,66 @@ __device__ __forceinline__ void attention_grads_wgmma(
         const auto place_told = [&](uint32_t round) {
             const uint32_t unit = unit_of(round);
             __syncwarp();
-            release(barriers.empty_own());
+            if (lane == 0) arrive_at<1>(barriers.empty_own(round % owns), 0);
             return Place(unit);
         };
         if (leads_copies(warp)) {
-            uint32_t unit = atomicAdd(counters, 1u);
-            for (uint32_t round = 0;; round++) {
+            // Tells the unit of a round and loads its keys and values.
+            const auto tell = [&](uint32_t round, uint32_t unit) {
                 const Place place(unit);
-                const uint32_t full = barriers.full_own();
-                wait_barrier(barriers.empty_own(), round % 2 ^ 1);
-                asm volatile("st.shared.b32 [%0], %1;" ::"r"(room + Room::place), "r"(unit)
+                const uint32_t mine = round % owns, full = barriers.full_own(mine),
+                               to = room + mine * 2 * Room::own_bytes;
+                wait_barrier(barriers.empty_own(mine), round / owns % 2 ^ 1);
+                asm volatile("st.shared.b32 [%0], %1;" ::"r"(room + Room::place + 4 * mine),
+                             "r"(unit)
                              : "memory");
-                arrive_at<1>(barriers.told(), 0);
+                arrive_at<1>(barriers.told(mine), 0);
                 if (!place.there) {
                     arrive_at<1>(full, 0);
-                    break;
+                    return;
                 }
                 arrive_expecting(full, 2 * Room::own_bytes);
                 for (int b = 0; b < boxes; b++) {
-                    copy_box<1>(room + b * own_box, map_k, Layout::k_x(place.group) + 64 * b,
+                    copy_box<1>(to + b * own_box, map_k, Layout::k_x(place.group) + 64 * b,
                                 place.j0(), Layout::k_z(place.batch, place.group), full);
-                    copy_box<1>(room + Room::own_bytes + b * own_box, map_v,
+                    copy_box<1>(to + Room::own_bytes + b * own_box, map_v,
                                 Layout::v_x(place.group) + 64 * b, place.j0(),
                                 Layout::v_z(place.batch, place.group), full);
                 }
+            };
+            uint32_t unit = atomicAdd(counters, 1u), t = 0;
+            tell(0, unit);
+            for (uint32_t round = 0;; round++) {
+                const Place place(unit);
+                if (!place.there) break;
                 // The next unit is taken late, that none waits for a block that is not free yet.
                 const int asks = place.turns > 2 ? place.turns - 2 : 0;
-                if (place.turns == 0) unit = atomicAdd(counters, 1u);
+                if (place.turns == 0) {
+                    unit = atomicAdd(counters, 1u);
+                    if (owns == 2) tell(round + 1, unit);
+                }
                 Turn of(place);
                 for (int turn = 0; turn < place.turns; turn++, next(), of.next(place)) {
-                    if (turn == asks) unit = atomicAdd(counters, 1u);
+                    if (turn == asks) {
+                        unit = atomicAdd(counters, 1u);
+                        if (owns == 2) tell(round + 1, unit);
+                    }
                     wait_barrier(barriers.empty(0, stage), phase ^ 1);
                     arrive_expecting(barriers.full(0, stage), Room::other_bytes);
                     for (int b = 0; b < boxes; b++)
                         copy_box<1>(ring(stage, 0) + b * other_box, map_q,
                                     Layout::q_x(of.head) + 64 * b, of.i0,
                                     Layout::q_z(place.batch, of.head), barriers.full(0, stage));
-                    wait_barrier(barriers.empty(1, stage), phase ^ 1);
-                    arrive_expecting(barriers.full(1, stage), Room::other_bytes);
+                    const int second = even_rings ? stage : int(t % 2);
+                    wait_barrier(barriers.empty(1, second), (even_rings ? phase : t / 2 % 2) ^ 1);
+                    arrive_expecting(barriers.full(1, second), Room::other_bytes);
                     for (int b = 0; b < boxes; b++)
-                        copy_box<1>(ring(stage, 1) + b * other_box, map_dy,
+                        copy_box<1>(ring(second, 1) + b * other_box, map_dy,
                                     Layout::dy_x(of.head) + 64 * b, of.i0,
-                                    Layout::dy_z(place.batch, of.head), barriers.full(1, stage));
+                                    Layout::dy_z(place.batch, of.head), barriers.full(1, second));
+                    t++;
                 }
+                if (owns == 1) tell(round + 1, unit);
             }
         } else if (warp == 1) {  // the numbers of the queries
             for (uint32_t round = 0;; round++) {
@@ -333,17 +326,21 @@ __device__ __forceinline__ void attention_grads_wgmma(
         }
         return;
     }
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Layout::consumer_registers));
+    const int own = __shfl_sync(~0u, warp / 4 - 1, 0);
+    // Its number as a warp's lanes tell each other: the register that has it would else be read
+    // anew in every turn, which takes as long as 300 instructions.
+    const uint32_t thread = __shfl_xor_sync(~0u, threadIdx.x ^ 1, 1) % 128;
+    const auto release = [&](uint32_t barrier) {
+        if (thread % 32 == 0) arrive_at<1>(barrier, 0);
+    };
     const GradientTiles<Room, block> tiles_of(room);
     const uint64_t slope_tiles = first_tile(room + Room::slopes, 16);
     const auto slopes_at = [&](uint32_t t) {
-        return slope_tiles + t % 2 * (Room::slope_bytes / 16);
+        return slope_tiles + t % Layout::slopes * (Room::slope_bytes / 16);
     };
     // Where a lane has four sums of a box after the other.
-    const auto lane_at = [&](int box) {
-        uint32_t thread = threadIdx.x;
-        asm volatile("" : "+r"(thread));
-        return uint32_t(box) * 1024 + thread % 128;
-    };
+    const auto lane_at = [&](int box) { return uint32_t(box) * 1024 + thread; };
     const auto load_sums = [&](float (&sums)[32], int box) {
         const uint32_t from = room + Room::sums + lane_at(box) * 16;
 #pragma unroll
@@ -358,9 +355,10 @@ __device__ __forceinline__ void attention_grads_wgmma(
     const auto hand_on = [&](const float (&sums)[32], const Place& place, const Turn& of, int box) {
         if (of.last(place)) {
             const float factors[2] = {scale, scale};
-            store_rows<typename Shape::Dq, 64, Shape::t % 64 == 0>(
-                sums, factors, dq + Shape::Dq::at(place.batch, of.head) + 64 * int64_t(box),
-                of.i0 + 16 * (warp % 4), int(Shape::t));
+            store_rows<typename Shape::Dq, 64, Shape::t % block == 0>(
+                sums, factors,
+                dq + Shape::Dq::at(place.batch, of.head) + (boxes == 1 ? 0 : 64 * int64_t(box)),
+                of.i0 + (boxes == 1 ? 64 * box : 0) + 16 * int(thread / 32), int(Shape::t));
         } else {
             Four* const to = sums_of(place, of) + lane_at(box);
 #pragma unroll
@@ -375,29 +373,30 @@ __device__ __forceinline__ void attention_grads_wgmma(
     const auto multiply_queries = [&](float (&sums)[32], const Place& place, uint32_t t,
                                       uint32_t round, uint64_t keys) {
         // In every second round the slopes of the lower half of the keys lie behind the others.
-        const uint64_t a[2] = {slopes_at(t) + round % 2 * 512,
-                               slopes_at(t) + (round + 1) % 2 * 512};
+        const uint64_t slopes =
+            slopes_at(t) + (boxes == 1 ? uint32_t(own) * (Room::slope_box / 16) : 0);
+        const uint64_t a[2] = {slopes + round % 2 * 512, slopes + (round + 1) % 2 * 512};
         begin_products();
 #pragma unroll
         for (int k = 0; k < Room::rows / 16; k++)
             Layout::queries(sums, a[k / 4] + k % 4 * 128, keys + k * 128, k > 0 || place.tile > 0);
         commit_products();
     };
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Layout::consumer_registers));
-    const int own = __shfl_sync(~0u, warp / 4 - 1, 0);
     // Every second unit the other half of the keys: of causal units the upper one has less to do.
     const auto half_of = [&](uint32_t round) { return own ^ int(round % 2); };
     const auto row_of = [&](const Place& of, uint32_t round) {
-        return of.j0() + 64 * half_of(round) + 16 * (warp % 4);
+        return of.j0() + 64 * half_of(round) + 16 * int(thread / 32);
     };
-    const auto keys_at = [&](uint32_t round) { return tiles_of.own(0, half_of(round)); };
+    const auto keys_at = [&](uint32_t round) { return tiles_of.own(round % owns, half_of(round)); };
     // The first queries of a head may see no key of the upper half.
-    const auto hidden = [&](uint32_t round) { return Shape::causal ? half_of(round) : 0; };
+    const auto hidden = [&](uint32_t round) {
+        return Shape::causal && block == 64 ? half_of(round) : 0;
+    };
     // What a lane needs of the queries' numbers, starts or means, of the x-th eight of a block.
     const auto two_numbers = [&](float (&two)[2], int at, int which, int x) {
         asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
                      : "=f"(two[0]), "=f"(two[1])
-                     : "r"(numbers(at) + lane % 4 * 8 + 4 * block * which + 32 * x)
+                     : "r"(numbers(at) + thread % 4 * 8 + 4 * block * which + 32 * x)
                      : "memory");
     };
     // Read some time before they are needed: products leave shared memory little time for others.
@@ -424,31 +423,67 @@ __device__ __forceinline__ void attention_grads_wgmma(
                                 is_nan(factor))) {
 #pragma unroll
             for (int high = 0; high < 2; high++) {
-                const int key = row + lane / 4 + 8 * high;
-                int hidden = Shape::causal ? key - i0 - lane % 4 * 2 : 0;
-                if (uneven && key >= Shape::s) hidden = block;
+                const int key = row + int(thread % 32 / 4) + 8 * high;
+                int hidden = Shape::causal ? key - i0 - int(thread % 4 * 2) : 0;
+                // Asked of all keys where nothing else may hide one, see is_nan().
+                if ((!Shape::causal || uneven) && key >= Shape::s) hidden = block;
 #pragma unroll
                 for (int x = 0; x < block / 4; x++)
                     if (x / 2 * 8 + x % 2 < hidden) p[x / 2 * 4 + 2 * high + x % 2] = 0.0f;
             }
         }
     };
-    const auto means_of = [&](int at) {
-        return [&, at](int x) {
-            if (x < eights) two_numbers(means[x], at, 1, x);
-        };
+    // Slopes of 16 queries to a warp's lines, a key a line: a lane says where 8 of a key go.
+    const auto leave_words = [&](const uint32_t (&words)[4], uint32_t lines, uint32_t k) {
+        const uint32_t line = thread % 16, to = lines + line * Room::line,
+                       eight = k % 4 * 2 + thread % 32 / 16;
+        asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                         to + k / 4 * Room::slope_box + (eight ^ line % 8) * 16),
+                     "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3])
+                     : "memory");
+    };
+    const auto leave_none = [&](uint32_t lines) {
+        const uint32_t none[4] = {};
+        for (uint32_t k = 0; k < block / 16; k++) leave_words(none, lines, k);
+    };
+    // Products of upstream gradients to slopes, which leave registers at once, and weights to what
+    // multiplies: 16 queries at a time, that registers hold the next.
+    const auto slopes_of = [&](float (&s)[block / 2], const float (&p)[block / 2],
+                               uint32_t (&weights)[block / 16][4], int at, uint32_t lines) {
+#pragma unroll
+        for (uint32_t k = 0; k < block / 16; k++) {
+#pragma unroll
+            for (int x = 2 * k; x < 2 * k + 2; x++) {
+#pragma unroll
+                for (int y = 0; y < 4; y++)
+                    s[4 * x + y] = p[4 * x + y] * (s[4 * x + y] - means[x][y % 2]);
+                if (x + means_ahead < eights)
+                    two_numbers(means[x + means_ahead], at, 1, x + means_ahead);
+            }
+            const uint32_t words[4] = {narrow_two<E>(s[8 * k], s[8 * k + 1]),
+                                       narrow_two<E>(s[8 * k + 2], s[8 * k + 3]),
+                                       narrow_two<E>(s[8 * k + 4], s[8 * k + 5]),
+                                       narrow_two<E>(s[8 * k + 6], s[8 * k + 7])};
+            leave_words(words, lines, k);
+#pragma unroll
+            for (int w = 0; w < 4; w++) {
+                weights[k][w] = narrow_two<E>(p[8 * k + 2 * w], p[8 * k + 2 * w + 1]);
+                asm volatile("" : "+r"(weights[k][w])::"memory");
+            }
+        }
     };
     // A warpgroup's lines stay the same, that no other writes where its products may still read.
     const auto lines_of = [&](uint32_t t) {
-        return room + Room::slopes + t % 2 * Room::slope_bytes +
-               uint32_t(64 * own + 16 * (warp % 4)) * Room::line;
+        return room + Room::slopes + t % Layout::slopes * Room::slope_bytes +
+               uint32_t(64 * own + 16 * int(thread / 32)) * Room::line;
     };
     const auto multiply_slopes = [&](float (&sums)[width / 2], uint32_t t, uint64_t b, bool adds) {
         const uint64_t a = slopes_at(t) + uint32_t(own) * (64 * Room::line / 16);
         begin_products();
 #pragma unroll
         for (int k = 0; k < block / 16; k++)
-            Layout::keys(sums, a + k * 2, b + k * 128, k > 0 || adds);
+            Layout::keys(sums, a + k / 4 * (Room::slope_box / 16) + k % 4 * 2, b + k * 128,
+                         k > 0 || adds);
         commit_products();
     };
     const auto store = [&](const Place& place, int row, const float (&key_acc)[width / 2],
@@ -460,28 +495,30 @@ __device__ __forceinline__ void attention_grads_wgmma(
         store_rows<typename Shape::Dv, width, full>(
             value_acc, ones, dv + Shape::Dv::at(place.batch, place.group), row, int(Shape::s));
     };
-    const auto release_both = [&](int at) {
-        __syncwarp();  // every lane has read what lies there, or waited for it
-        release(barriers.empty(0, at));
-        release(barriers.empty(1, at));
+    // Of one turn's lines none is written anew before both warpgroups have added what it says.
+    constexpr bool anew = Layout::slopes == 1;
+    static_assert(!anew || block == 128, "a block passed over has slopes beside another's");
+    const auto may_leave = [&](uint32_t t) {
+        if (anew) wait_barrier(barriers.slopes_empty(), t % 2 ^ 1);
     };
-    // The other way: each warpgroup adds to 64 columns of the queries, once both have slopes.
+    // The other way: each warpgroup adds to 64 columns of the queries, or to 64 queries, once both
+    // have slopes.
     const auto meet = [&] {
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
         sync_as<256>(1);
     };
-    const auto begin_adding = [&](float (&sums)[32], const Place& place, uint32_t t,
-                                  uint32_t round) {
-        wait_barrier(barriers.sums_full(), t % 2);
-        load_sums(sums, own);
+    const auto keys_of_queries = [&](uint32_t round) {
+        return tiles_of.own(round % owns, 0) + (boxes == 1 ? 0 : uint32_t(own) * (own_box / 16));
+    };
+    const auto add_slopes = [&](float (&sums)[32], const Place& place, uint32_t t, uint32_t round) {
         hold(sums);
-        multiply_queries(sums, place, t, round,
-                         tiles_of.own(0, 0) + uint32_t(own) * (own_box / 16));
+        multiply_queries(sums, place, t, round, keys_of_queries(round));
         __syncwarp();  // every lane has its sums
         release(barriers.sums_empty());
     };
     const auto end_adding = [&](const float (&sums)[32], const Place& place, const Turn& of,
                                 uint32_t t) {
+        if (anew) release(barriers.slopes_empty());
         hand_on(sums, place, of, own);
         wait_barrier(barriers.seen(t), t / 2 % 2 ^ 1);
         __syncwarp();
@@ -489,15 +526,19 @@ __device__ __forceinline__ void attention_grads_wgmma(
     };
     const auto pass_adding = [&](int count, uint32_t t, const Place& place, Turn& of,
                                  uint32_t round) {
+        if constexpr (block != 64) return;
 #pragma unroll 1
         for (int x = 0; x < count; x++, next(), t++, of.next(place)) {
             wait_barrier(barriers.full(0, stage), phase);
             wait_barrier(barriers.full(1, stage), phase);
-            leave_no_slopes<E, block>(lines_of(t));
+            leave_none(lines_of(t));
             meet();
-            release_both(stage);
+            release(barriers.empty(0, stage));
+            release(barriers.empty(1, stage));
             float sums[32];
-            begin_adding(sums, place, t, round);
+            wait_barrier(barriers.sums_full(), t % 2);
+            load_sums(sums, own);
+            add_slopes(sums, place, t, round);
             wait_products<0>();
             hold(sums);
             end_adding(sums, place, of, t);
@@ -508,15 +549,14 @@ __device__ __forceinline__ void attention_grads_wgmma(
         uint32_t unit = unit_of(round);
         Place place(unit);
         if (!place.there) break;
-        int skips = hidden(round), turns = place.seen(skips), turn = 0, row = row_of(place, round),
-            i0 = place.first() + skips * block;
-        wait_barrier(barriers.full_own(), round % 2);
+        int skips = hidden(round), turns = place.seen(skips), turn = 0, row = row_of(place, round);
+        wait_barrier(barriers.full_own(round % owns), round / owns % 2);
         Turn of_turn(place);
         if (turns == 0) {
             pass_adding(place.turns, t, place, of_turn, round);
             t += uint32_t(place.turns);
             __syncwarp();
-            release(barriers.empty_own());
+            release(barriers.empty_own(round % owns));
             const float zeros[width / 2] = {};
             store(place, row, zeros, zeros);
             continue;
@@ -538,23 +578,24 @@ __device__ __forceinline__ void attention_grads_wgmma(
 #pragma unroll 1
         for (bool last = false; !last;) {
             float sums[32];
-            const int at = stage;
+            const int at = stage, at_second = even_rings ? at : int(t % 2);
             last = turn + 1 == turns;
             read_starts(at);
-            wait_barrier(barriers.full(1, at), phase);
+            wait_barrier(barriers.full(1, at_second), even_rings ? phase : t / 2 % 2);
             hold(s);
             multiply_lines<Layout, own_box, other_box>(s, keys + Room::own_bytes / 16,
-                                                       tiles_of.lines(at, 1));
+                                                       tiles_of.lines(at_second, 1));
             weigh(p, at, of_turn.i0, row);
             wait_products<0>();
             hold(s);
             hold(key_acc);
-            if (turn > 0) release_both(done);
+            if (turn > 0) release(barriers.empty(0, done));
             done = at;
-            make_slopes<0, means_ahead>(s, p, means, means_of(at));
-            leave_slopes<E, 0>(s, lines_of(t));
-            pack_lines<E>(weights, p);
-            multiply_weights<Layout>(value_acc, weights, tiles_of.across(at, 1), turn > 0);
+            may_leave(t);
+            slopes_of(s, p, weights, at, lines_of(t));
+            multiply_weights<Layout>(value_acc, weights, tiles_of.across(at_second, 1), turn > 0);
+            wait_barrier(barriers.sums_full(), t % 2);
+            load_sums(sums, own);
             meet();
             next();
             // The next scores, of the last what lies there: of another head's first queries
@@ -562,9 +603,10 @@ __device__ __forceinline__ void attention_grads_wgmma(
             const bool passes = !last && skips > 0 && of_turn.i0 + block >= Place::blocks * block;
             const bool wraps = passes && stage + 1 == Room::first;
             const int then = passes ? (wraps ? 0 : stage + 1) : stage;
-            begin_adding(sums, place, t, round);
+            add_slopes(sums, place, t, round);
             wait_products<1>();
             hold(value_acc);
+            release(barriers.empty(1, at_second));
             if (!last) wait_barrier(barriers.full(0, then), wraps ? phase ^ 1 : phase);
             hold(p);
             multiply_lines<Layout, own_box, other_box>(p, keys, tiles_of.lines(then, 0));
@@ -573,7 +615,7 @@ __device__ __forceinline__ void attention_grads_wgmma(
             end_adding(sums, place, of_turn, t);
             of_turn.next(place);
             uint32_t passed = 0;
-            if constexpr (Shape::causal && Shape::share > 1) {
+            if constexpr (Shape::causal && Shape::share > 1 && block == 64) {
                 wait_products<0>();
                 hold(p);
                 if (passes) {
@@ -590,8 +632,8 @@ __device__ __forceinline__ void attention_grads_wgmma(
         wait_products<0>();
         hold(p);
         hold(key_acc);
-        release_both(done);
-        release(barriers.empty_own());
+        release(barriers.empty(0, done));
+        release(barriers.empty_own(round % owns));
         // Made anew: registers do not hold the place beside all sums.
         asm volatile("" : "+r"(unit));
         const Place was(unit);

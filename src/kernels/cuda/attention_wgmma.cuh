@@ -200,14 +200,30 @@ struct RowWeights {
                     second = scalar::from_bits(uint32_t(most[1])) * factor;
         return !__any_sync(~0u, !(first <= limit[0]) || !(second <= limit[1]));
     }
-    __device__ __forceinline__ void rise(const float (&first)[32], const float (&last)[32]) {
+    /// `most`: as largest_bits() has it, which says it where no row's is below 0.
+    __device__ __forceinline__ void rise(const float (&first)[32], const float (&last)[32],
+                                         const int (&most)[2]) {
         const float none = scalar::from_bits(0xff800000u);
+        int row_most[2];
+#pragma unroll
+        for (int high = 0; high < 2; high++) {
+            const int two = larger(most[high], __shfl_xor_sync(~0u, most[high], 1));
+            row_most[high] = larger(two, __shfl_xor_sync(~0u, two, 2));
+        }
+        float of_rows[2] = {scalar::from_bits(uint32_t(row_most[0])),
+                            scalar::from_bits(uint32_t(row_most[1]))};
+        if (__any_sync(~0u, (row_most[0] | row_most[1]) < 0)) {
+#pragma unroll
+            for (int high = 0; high < 2; high++) {
+                float m = largest(largest_float(first, high), largest_float(last, high));
+                m = largest(m, __shfl_xor_sync(~0u, m, 1));
+                of_rows[high] = largest(m, __shfl_xor_sync(~0u, m, 2));
+            }
+        }
         bool moved = false;
 #pragma unroll
         for (int high = 0; high < 2; high++) {
-            float m = largest(largest_float(first, high), largest_float(last, high));
-            m = largest(m, __shfl_xor_sync(~0u, m, 1));
-            m = largest(m, __shfl_xor_sync(~0u, m, 2));
+            const float m = of_rows[high];
             const float next = scalar::weight_rise(top[high], scalar::weight_top(m, factor));
             moved |= !(next == top[high]);
             step[high] = scalar::weight_step(top[high], next);
@@ -531,7 +547,9 @@ __device__ __forceinline__ void attention_wgmma(const Grid& grid, E* o, float* m
             hold(high);
             if (!joint && goes_on) release(empty_k(at));
             if (last && __any_sync(~0u, RowWeights<Shape, E>::hides(j0 + 64, row))) {
-                rows_of.hide(low, j0, row, none);
+                // Of causal blocks the first half is hidden in part where the last is wholly.
+                if (!Shape::causal || Shape::s % Room::keys != 0 || half)
+                    rows_of.hide(low, j0, row, none);
                 rows_of.hide(high, j0 + 64, row, none);
             }
             int most_bits[2];
@@ -554,7 +572,7 @@ __device__ __forceinline__ void attention_wgmma(const Grid& grid, E* o, float* m
                 }
             }
             if (!keeps) {
-                rows_of.rise(low, high);
+                rows_of.rise(low, high, most_bits);
                 rows_of.template weights_of<0>(weights, low);
             }
             const uint32_t keys_there = last ? 0 : is_over(full_k(stage), phase);

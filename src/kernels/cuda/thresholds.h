@@ -31,11 +31,9 @@ constexpr int64_t kCachedBytes = 24 << 20, kFarBytes = 48 << 20;
 constexpr int64_t kRolesRows = 64;     // of attention, from which on warps may have roles
 constexpr int64_t kRolesLength = 256;  // from which on they are the first choice
 constexpr int64_t kWideHead = 128;     // above which a gradient's sums are more than registers hold
-// Of one kernel for all gradients: tiles of a head at work at a time, few since each begins behind
-// the one before (causal, TFLOP/s on an H100, 16384 positions, 16 heads of 128, by heads of a lot:
-// 1 175, 4 368, 8 450, 16 490; two kernels, of seven products: 437); the shortest positions that it
-// was faster for, where it was timed; bytes of its sums at most to be the first choice.
-constexpr int64_t kJointSharing = 8, kJointLength = 16384, kJointBytes = int64_t{1} << 30;
+// Of one kernel for all gradients, the shortest positions that it was faster for, where it was
+// timed, of heads of 64 and of 128; bytes of its sums at most to be the first choice.
+constexpr int64_t kJointLength = 1024, kJointLengthWide = 4096, kJointBytes = int64_t{1} << 30;
 
 constexpr int64_t kSmall = 32768;       // elements below which one a thread spreads the work best
 constexpr int kThreads = 256;           // of a block of a program
