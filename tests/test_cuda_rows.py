@@ -1,8 +1,10 @@
 """Rows where the kernels that take them change: lanes of a warp, warps, blocks, memory."""
 
+import itertools
 import json
 import math
 import re
+from fractions import Fraction
 
 import aicf
 import ml_dtypes
@@ -90,6 +92,10 @@ WIDE = [
     (n, 8 * 132 * 32 // min(2 ** math.ceil(math.log2(n / 4)), 32) + more)
     for n in (8, 16, 24, 64, 120, 136, 512)
     for more in (0, 1)
+] + [
+    (n, 2 * 8 * 132 * 32 // lanes + more)
+    for n, lanes in ((40, 8), (64, 8), (128, 16))
+    for more in (0, 1)
 ]
 
 
@@ -114,6 +120,8 @@ def test_many_short_rows_have_lanes_of_16_bytes(n, count):
     (team,) = re.findall(r"HolderOf<(.*?)>", program)
     lanes = min(2 ** math.ceil(math.log2(n / 8)), 16)
     wide = count > 8 * 132 * 32 // (2 * lanes)
+    if 32 < n <= 128 and count > 2 * 8 * 132 * 32 // lanes:
+        lanes //= 2
     ends = [f"{lanes}, 1, false, 8"] if wide else [f"{2 * lanes}, 1", f"{2 * lanes}, 1, true"]
     assert team in [f"float, {n}, {end}" for end in ends]
 
@@ -526,6 +534,35 @@ def test_bits_of_rows_that_are_read_ahead(n, count, dtype, offset):
         ends.append({name: value.numpy().astype(np.float32) for name, value in step.items()})
     for name, value in ends[0].items():
         alike(value, ends[1][name])
+
+
+def rounded(x, digits):
+    """A fraction above 0, to so many digits, ties to even."""
+    places = digits - 1 - math.floor(math.log2(x))
+    places += x * Fraction(2) ** places < 2 ** (digits - 1)
+    return Fraction(round(x * Fraction(2) ** places)) / Fraction(2) ** places
+
+
+def test_shares_that_are_bfloat16_need_no_remainder():
+    """v/s is v hi + v lo, hi and lo the two parts of 1/s, once it is rounded to float32 and then
+    to bfloat16. These could differ where v/s is near a number between two of float32 beside one
+    between two of bfloat16, by d parts of 2^-48 or so: their error is less than 8."""
+    found = 0
+    for low in (0, 1):  # v/s from 1 to 2, from 1/2 to 1
+        for between, side, d in itertools.product(range(257, 512, 2), (-1, 1), range(-8, 9)):
+            # v 2^(24 + low) = (between 2^16 + side) s + d
+            for s in range(2**23 + -side * d % 2**16, 2**24, 2**16):
+                v, rest = divmod((between * 2**16 + side) * s + d, 2 ** (24 + low))
+                if rest or not 2**23 <= v < 2**24:
+                    continue
+                hi = rounded(Fraction(1, s), 24)
+                lost = (1 - s * hi) * hi
+                lo = rounded(abs(lost), 24) * (1 if lost > 0 else -1) if lost else 0
+                low_part = rounded(v * abs(lo), 24) * (1 if lo > 0 else -1) if lo else 0
+                share = rounded(rounded(v * hi + low_part, 24), 8)
+                assert share == rounded(rounded(Fraction(v, s), 24), 8), (v, s)
+                found += 1
+    assert found > 1000
 
 
 def long_rows(n, count, dtype="bfloat16", offset=0):

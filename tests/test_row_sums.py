@@ -91,6 +91,20 @@ def test_sums_of_something_else_stand_apart():
 
 
 @needs_compiler
+def test_sums_stand_apart_where_what_rows_are_made_of_is_stored():
+    g = aicf.Graph("g")
+    x, dy = (g.input(name, (4096, 768), "bfloat16") for name in ("x", "dy"))
+    w, b = (g.param(name, (768,), "bfloat16") for name in ("w", "b"))
+    g.output("weighted", dy * w)
+    for k, d in enumerate(aicf.grad(aicf.layer_norm(x, 768, w, b), [x, w], dy)):
+        g.output(f"d{k}", d)
+    assert kernels(g) == []
+    assert _core.cuda_cubins(
+        _core.cuda_programs(g._core, _core.pass_names(), arch="sm_90a"), "sm_90a"
+    )
+
+
+@needs_compiler
 def test_a_norm_is_not_stored():
     """Its gradients make it again, unless something else reads it."""
 

@@ -218,8 +218,39 @@ inline void cvt_rn_tf32_f32(u32& to, float from) {
 inline void cvt_rn_bf16x2_f32(u32& to, float high, float low) {
     to = bfloat_of(high) << 16 | bfloat_of(low);
 }
+inline float high_bfloat(u32 word) {
+    float x;
+    word &= 0xffff0000u;
+    __builtin_memcpy(&x, &word, 4);
+    return x;
+}
+inline void add_rn_bf16x2(u32& to, u32 a, u32 b) {
+    to = bfloat_of(high_bfloat(a) + high_bfloat(b)) << 16 |
+         bfloat_of(high_bfloat(a << 16) + high_bfloat(b << 16));
+}
+inline void mul_rn_bf16x2(u32& to, u32 a, u32 b) {
+    to = bfloat_of(high_bfloat(a) * high_bfloat(b)) << 16 |
+         bfloat_of(high_bfloat(a << 16) * high_bfloat(b << 16));
+}
+inline float of_half(u32 bits) {
+    float x;
+    cvt_f32_f16(x, static_cast<u16>(bits));
+    return x;
+}
+inline void add_rn_f16x2(u32& to, u32 a, u32 b) {
+    to = half_of(of_half(a >> 16) + of_half(b >> 16)) << 16 | half_of(of_half(a) + of_half(b));
+}
+inline void mul_rn_f16x2(u32& to, u32 a, u32 b) {
+    to = half_of(of_half(a >> 16) * of_half(b >> 16)) << 16 | half_of(of_half(a) * of_half(b));
+}
 inline void max_NaN_f32(float& to, float a, float b) {
     to = a != a || b != b ? gpu_nan() : a > b ? a : b > a ? b : __builtin_signbit(a) ? b : a;
+}
+inline void max_NaN_bf16x2(u32& to, u32 a, u32 b) {
+    float high, low;
+    max_NaN_f32(high, high_bfloat(a), high_bfloat(b));
+    max_NaN_f32(low, high_bfloat(a << 16), high_bfloat(b << 16));
+    to = bfloat_of(high) << 16 | bfloat_of(low);
 }
 inline void min_NaN_f32(float& to, float a, float b) {
     max_NaN_f32(to, -a, -b);

@@ -140,11 +140,14 @@ class RowText {
         arguments_ += cat(", @_Make", position, "{block}");
     }
 
-    /// Of kernels that make exponentials: whether instructions are what they wait for.
+    /// Of kernels that make exponentials: whether instructions are what they wait for, and whether
+    /// elements are bfloat16 numbers.
     std::string many() const {
         if (norm_ || name_.ends_with("_bwd")) return "";
         const bool set = rows_ * row_.n >= kManyTerms * limits_.processors;
-        return cat("    static constexpr bool many = ", set ? "true" : "false", ";\n");
+        return cat("    static constexpr bool many = ", set ? "true" : "false", ";\n",
+                   "    static constexpr bool narrow = ",
+                   row_.x->dtype == DType::bf16 ? "true" : "false", ";\n");
     }
 
     /// The input whose elements of 16 bits a block keeps for those of an operand, which they hold,
@@ -214,7 +217,7 @@ class RowText {
                 (step == 1 && (alike(view) == 0 || alike(view) % team.side != 0)))
                 return false;
         }
-        return rows_ >= kAheadRows * teams_of(team) * ahead_blocks(team, 1);
+        return rows_ >= kAheadRows * teams_of(team) * ahead_resident(team) * limits_.processors;
     }
     /// Whether what a norm's results are made with is the same for all rows, and all lies beside.
     bool puts_beside(int64_t side) const {
@@ -245,10 +248,14 @@ class RowText {
         return std::max<int64_t>(warps / block, 1);
     }
     /// As many, or more where these still take many rows each, so that none waits long for the
-    /// last.
-    int64_t ahead_blocks(const Team& team, int64_t most = 4) const {
-        const int64_t all = ahead_resident(team) * limits_.processors;
-        return rows_ >= 2 * most * kAheadRows * teams_of(team) * all ? most * all : all;
+    /// last; of rows of exponentials in a warp each, few to a warp, so that others are at theirs
+    /// meanwhile.
+    int64_t ahead_blocks(const Team& team) const {
+        constexpr int64_t most = 4;
+        const int64_t all = ahead_resident(team) * limits_.processors,
+                      few = kAheadRows * teams_of(team);
+        if (!norm_ && team.warps == 1) return std::max(all, ceil_div(rows_, few));
+        return rows_ >= 2 * most * few * all ? most * all : all;
     }
 
     /// An operand of one number a row.
@@ -315,37 +322,53 @@ class RowText {
         const bool direct = op_.body.empty() || loss_region(op_);
         const std::vector<size_t> steps =
             direct ? std::vector<size_t>() : steps_for(op_, 0, op_.body.size(), results);
-        std::string before, load, store;
-        for (int k : read_by(steps))
-            load += cat("            Wide<", cuda_type(op_.operand(k).dtype), "> a", k,
-                        "[V];\n            load_some", field(k, cat("x", k)), "a", k, ", x", k,
-                        ", i);\n");
-        for (int number : results) {
-            const int k = number - inputs_;
-            load +=
-                cat("            Wide<", cuda_type(op_.operand(number).dtype), "> r", k, "[V];\n");
-            store += cat("            store_some", field(number, cat("y", k)), "y", k, ", r", k,
-                         ", i);\n");
-        }
+        const std::vector<int> read = read_by(steps);
+        std::string before;
         const std::string formula = !direct ? body_formula(op_, layout_, before, steps)
                                     : results.empty()
                                         ? ""
                                         : cat("r", results[0] - inputs_, "[j] = v[j];");
+        const auto some = [&](bool pairs) {
+            const std::string type = pairs ? "            Two<" : "            Wide<",
+                              count = pairs ? "[V / 2];\n" : "[V];\n",
+                              name = pairs ? "_pairs" : "_some";
+            std::string load = before, store;
+            for (int k : read)
+                load +=
+                    cat(type, cuda_type(op_.operand(k).dtype), "> a", k, count, "            load",
+                        name, field(k, cat("x", k)), "a", k, ", x", k, ", i);\n");
+            for (int number : results) {
+                const int k = number - inputs_;
+                load += cat(type, cuda_type(op_.operand(number).dtype), "> r", k, count);
+                store += cat("            store", name, field(number, cat("y", k)), "y", k, ", r",
+                             k, ", i);\n");
+            }
+            return cat(load, "#pragma unroll\n            for (int j = 0; j < V",
+                       pairs ? " / 2" : "", "; j++) {\n            ", formula, "\n            }\n",
+                       store);
+        };
+        std::string text = some(false);
+        if (!direct && in_pairs(read, results)) {
+            fields_ = begins_ = "";
+            const char* e = cuda_type(row_.x->dtype);
+            text =
+                cat("            if constexpr (V % 2 == 0) {\n            const auto& all = v;\n"
+                    "            {\n            Two<",
+                    e, "> v[V / 2];\n            Words<", e, ", V>::of(all).twos(v);\n", some(true),
+                    "            }\n", "            } else {\n", text, "            }\n");
+        }
         if (kept_) fields_ += across(results[0] - inputs_, a_);
         if (filled_.warps || (ahead_ && norm_))
-            fields_ += beside_text(read_by(steps), results, before, formula);
-        put_struct(!results.empty(), before + load, formula, store);
+            fields_ += beside_text(read, results, before, formula);
+        put_struct(!results.empty(), text);
     }
-    void put_struct(bool stores, const std::string& load, const std::string& formula,
-                    const std::string& store) {
+    void put_struct(bool stores, const std::string& some) {
         const std::string head = "        __device__ __forceinline__ void ";
         text_.body +=
             cat("struct @_Put {\n    static constexpr bool stores = ", stores ? "true" : "false",
                 ";\n    const @_Block& block;\n    struct Row {\n        const @_Block& block;\n",
                 fields_, "        template <int V>\n", head, "some(int64_t i, const ", a_,
-                " (&v)[V]) const {\n", load,
-                "#pragma unroll\n            for (int j = 0; j < V; j++) {\n            ", formula,
-                "\n            }\n", store, "        }\n", head, "operator()(int64_t i, ", a_,
+                " (&v)[V]) const {\n", some, "        }\n", head, "operator()(int64_t i, ", a_,
                 " total) const {\n            const ", a_,
                 " v[1] = {total};\n            some(i, v);\n        }\n    };\n    __device__ "
                 "__forceinline__ Row operator()(int64_t r) const {\n        return {block",
@@ -358,10 +381,25 @@ class RowText {
             cat("    ", kernel, "<", a_, ", ", own, "@_Shape>(grid", arguments_, number, ");\n}\n");
     }
 
+    /// Whether all that becomes of elements are sums and products of 16 bits, two in an
+    /// instruction.
+    bool in_pairs(const std::vector<int>& read, const std::vector<int>& results) const {
+        if (op_.body.empty() || !is_16_bit(row_.x->dtype) || limits_.major < 9) return false;
+        for (const auto* all : {&read, &results})
+            for (int k : *all)
+                if (op_.operand(k).dtype != row_.x->dtype) return false;
+        static const std::set<std::string> names = {"add", "bias_add", "sub", "mul"};
+        for (size_t i = row_.at + 1; i < op_.body.size(); i++)
+            if (!names.contains(op_.body[i].def->name) ||
+                op_.operand(op_.body[i].outputs[0]).dtype != row_.x->dtype)
+                return false;
+        return true;
+    }
     /// What FilledRows takes of a row of @_Put: all reads of some elements, then all stores.
     std::string beside_text(const std::vector<int>& read, const std::vector<int>& results,
                             const std::string& before, const std::string& formula) const {
         std::string some, together, loads, opens, stores;
+        const bool pairs = in_pairs(read, results);
         for (int k : read) {
             const char* e = cuda_type(op_.operand(k).dtype);
             const std::string step = cat("@_Elem", k, "::step"),
@@ -370,17 +408,25 @@ class RowText {
             together += cat(" && (", step, " == 0 || aligned_for<V>(x", k, "))");
             loads += cat(loads.empty() ? "" : ", ", type, "::template load<Together>(x", k,
                          " + @_Elem", k, "::at(i))");
-            opens += cat("            Wide<", e, "> a", k, "[V];\n#pragma unroll\n",
-                         "            for (int j = 0; j < V; j++) a", k, "[j] = widen(some.x", k,
-                         "[", step, " == 0 ? 0 : j]);\n");
+            opens += pairs ? cat("            Two<", e, "> a", k, "[V / 2];\n            some.x", k,
+                                 ".twos(a", k, ");\n")
+                           : cat("            Wide<", e, "> a", k, "[V];\n#pragma unroll\n",
+                                 "            for (int j = 0; j < V; j++) a", k,
+                                 "[j] = widen(some.x", k, "[", step, " == 0 ? 0 : j]);\n");
         }
         for (int number : results) {
             const int k = number - inputs_;
             together += cat(" && aligned_for<V>(y", k, ")");
-            opens +=
-                cat("            Wide<", cuda_type(op_.operand(number).dtype), "> r", k, "[V];\n");
-            stores += cat("            store_beside<V, Together>(y", k, " + i, r", k, ");\n");
+            const char* e = cuda_type(op_.operand(number).dtype);
+            opens += cat("            ", pairs ? "Two<" : "Wide<", e, "> r", k,
+                         pairs ? "[V / 2];\n" : "[V];\n");
+            stores += cat("            store_", pairs ? "twos" : "beside", "<V, Together>(y", k,
+                          " + i, r", k, ");\n");
         }
+        if (pairs)
+            opens =
+                cat("            Two<", cuda_type(row_.x->dtype), "> v[V / 2];\n            Words<",
+                    cuda_type(row_.x->dtype), ", V>::of(all).twos(v);\n", opens);
         const std::string head = "        __device__ __forceinline__ ";
         return cat("        template <int V>\n        struct Some {\n", some,
                    "        };\n        template <int V>\n", head,
@@ -388,10 +434,10 @@ class RowText {
                    ";\n        }\n        template <int V, bool Together>\n", head,
                    "Some<V> beside(int64_t i) const {\n            return {", loads,
                    "};\n        }\n        template <int V, bool Together>\n", head,
-                   "void finish(int64_t i, const ", a_, " (&v)[V], const Some<V>& some) const {\n",
-                   before, opens,
-                   "#pragma unroll\n            for (int j = 0; j < V; j++) {\n            ",
-                   formula, "\n            }\n", stores, "        }\n");
+                   "void finish(int64_t i, const ", a_, " (&", pairs ? "all" : "v",
+                   ")[V], const Some<V>& some) const {\n", before, opens,
+                   "#pragma unroll\n            for (int j = 0; j < V", pairs ? " / 2" : "",
+                   "; j++) {\n            ", formula, "\n            }\n", stores, "        }\n");
     }
 
     /// The gradient of a loss's long rows: each thread has elements of its own.
@@ -515,6 +561,9 @@ class RowSumsText {
         if (!std::all_of(group_.members.begin() + 1, group_.members.end(),
                          [&](const LoweredOp& sum) { return is_sum(sum); }))
             return false;
+        for (size_t i = 0; i < op_.body.size() && i < row_.at; i++)
+            if (op_.body[i].outputs[0] < static_cast<int>(op_.inputs.size() + op_.outputs.size()))
+                return false;  // what the rows are made of is stored, too
         if (!choose()) return false;
         const std::vector<int> all = read();
         return std::all_of(all.begin(), all.end(),

@@ -32,6 +32,37 @@ __device__ __forceinline__ void store_beside(E* y, const C (&a)[V]) {
         store_across<V, Together>(y, a);
 }
 
+template <int V, bool Together, class E>
+__device__ __forceinline__ void store_twos(E* y, const Two<E> (&a)[V / 2]) {
+    Words<E, V>::of(a).store(y, V, Together);
+}
+/// load_some and store_some in pairs.
+template <int V, class Elem, class E>
+__device__ __forceinline__ void load_pairs(Two<E> (&a)[V / 2], const E* x, int64_t i) {
+    if constexpr (Elem::step == 1) {
+        const E* const from = x + Elem::at(i);
+        Words<E, V> words;
+        words.load(from, V, aligned_for<V>(from));
+        words.twos(a);
+    } else {
+#pragma unroll
+        for (int j = 0; j < V / 2; j++)
+            a[j].word = x[Elem::at(i + 2 * j)].bits | uint32_t{x[Elem::at(i + 2 * j + 1)].bits}
+                                                          << 16;
+    }
+}
+template <int V, class Elem, class E>
+__device__ __forceinline__ void store_pairs(E* y, const Two<E> (&a)[V / 2], int64_t i) {
+    if constexpr (Elem::step == 1) {
+        E* const to = y + Elem::at(i);
+        Words<E, V>::of(a).store(to, V, aligned_for<V>(to));
+    } else {
+#pragma unroll
+        for (int j = 0; j < V; j++)
+            y[Elem::at(i + j)].bits = uint16_t(a[j / 2].word >> 16 * (j % 2));
+    }
+}
+
 /// A result that nobody wants.
 struct Nowhere {
     template <class A>
@@ -53,8 +84,8 @@ __device__ __forceinline__ A exp_below(A x, A most) {
 /// The bits of x - most, 0 or less, of which the greatest are the least number's; what they are at
 /// most where no exponential, nor what is made of one, need be scaled down in steps.
 __device__ __forceinline__ uint32_t below(float x, float most) { return scalar::bits(x - most); }
-constexpr uint32_t kNearBits = 0xc28a0000u;  // of -69: e^-69 > 2^-100
-/// e^(x - most) where x - most is -69 or more.
+constexpr uint32_t kNearBits = 0xc2680000u;  // of -58: e^-58 > 2^-84
+/// e^(x - most) where x - most is -58 or more.
 __device__ __forceinline__ float exp_near(float x, float most) {
     const auto v = scalar::exp_reduce(x - most);
     return scalar::from_bits(scalar::bits(scalar::exp_parts(v, 0.0f).hi) + v.e);
@@ -95,8 +126,9 @@ struct ExpsBelow {
 template <class A, class Team, class Shape>
 constexpr bool looks = same_type<A, float> && (Team::keeps || (Team::holds && Shape::many));
 
+/// `near`: whether all of a thread's are, where it looks.
 template <bool Looks, class A, class Team, class Row>
-__device__ __forceinline__ auto exps_of(Team& team, const Row& x, A most) {
+__device__ __forceinline__ auto exps_of(Team& team, const Row& x, A most, bool& near) {
     if constexpr (Looks && !Team::holds) {
         return team.alter(x, ExpsBelow<A>{most});
     } else {
@@ -106,8 +138,8 @@ __device__ __forceinline__ auto exps_of(Team& team, const Row& x, A most) {
                 const uint32_t u = below(v, most);
                 furthest = u > furthest ? u : furthest;
             });
-            if (furthest <= kNearBits)
-                return team.map(x, [most](A v) { return exp_near(v, most); });
+            near = furthest <= kNearBits;
+            if (near) return team.map(x, [most](A v) { return exp_near(v, most); });
         }
         return team.map(x, [most](A v) { return exp_below(v, most); });
     }
@@ -118,6 +150,12 @@ __device__ __forceinline__ auto exps_of(Team& team, const Row& x, A most) {
 __device__ __forceinline__ float share_near(float v, float inverse, float sum) {
     const float q = v * inverse;
     return scalar::fma(scalar::fma(-q, sum, v), inverse, q);
+}
+/// The same once it is rounded to bfloat16, by a sum below 2^16 and of v from 2^-84 on: what `rest`
+/// adds to the inverse makes up for a rounding of the quotient before, near all of the places where
+/// that would move the last one.
+__device__ __forceinline__ float share_brain(float v, float inverse, float rest) {
+    return scalar::fma(v, inverse, v * rest);
 }
 struct SharesBelow {
     float most, sum, inverse;
@@ -132,19 +170,27 @@ struct SharesBelow {
         }
     }
 };
-/// Exponentials of x by their sum.
-template <bool Looks, class A, class Team, class Row, class Exps>
-__device__ __forceinline__ auto shares_of(Team& team, const Row& x, const Exps& exps, A most,
-                                          A sum) {
+/// Exponentials of x by their sum; `near` as exps_of has it.
+template <bool Looks, bool Narrow, class A, class Team, class Row, class Exps>
+__device__ __forceinline__ auto shares_of(Team& team, const Row& x, const Exps& exps, A most, A sum,
+                                          bool near) {
     if constexpr (Looks && !Team::holds) {
         return team.alter(x, SharesBelow{most, sum, scalar::reciprocal(sum)});
     } else {
+        if constexpr (Looks && Narrow) {
+            if (near) {
+                const A inverse = scalar::reciprocal(sum),
+                        rest = scalar::fma(-sum, inverse, A(1)) * inverse;
+                return team.map(exps, [=](A v) { return share_brain(v, inverse, rest); });
+            }
+        }
         if constexpr (same_type<A, float> && Team::holds) {
             uint32_t least = ~0u;  // of what lies above 0
-            team.visit(exps, [&](A v) {
-                const uint32_t u = scalar::bits(v) - 1;
-                least = u < least ? u : least;
-            });
+            if (!near)
+                team.visit(exps, [&](A v) {
+                    const uint32_t u = scalar::bits(v) - 1;
+                    least = u < least ? u : least;
+                });
             if (least >= scalar::bits(0x1p-100f) - 1) {
                 const A inverse = scalar::reciprocal(sum);
                 return team.map(exps, [=](A v) { return share_near(v, inverse, sum); });
@@ -163,12 +209,22 @@ __device__ __forceinline__ A by_count(A v) {
         return scalar::div(v, static_cast<A>(N));
 }
 
-template <class A, bool Log, bool Masked, bool Looks, class Team, class Row, class Put>
+/// The largest element. `Narrow`: all are bfloat16 numbers.
+template <class A, bool Narrow, class Team, class Row>
+__device__ __forceinline__ A most_of(Team& team, const Row& x) {
+#if __CUDA_ARCH__ >= 800
+    if constexpr (Narrow && Team::pairs) return team.largest_brain(x);
+#endif
+    return team.template reduce<MaxOf<A>>(x);
+}
+
+template <class A, bool Log, bool Masked, bool Looks, bool Narrow, class Team, class Row, class Put>
 __device__ __forceinline__ void softmax_row(Team& team, const Row& x, int64_t r, bool mine,
                                             const Put& put) {
-    A most = team.template reduce<MaxOf<A>>(x);
+    A most = most_of<A, Narrow>(team, x);
     if constexpr (Masked) most = scalar::masked_most(most);
-    const auto exps = exps_of<Looks>(team, x, most);
+    bool near = false;
+    const auto exps = exps_of<Looks>(team, x, most, near);
     A sum = sum_where(team, exps, most);
     if constexpr (Masked) sum = scalar::masked_sum(sum);
     if constexpr (Log) {
@@ -176,7 +232,7 @@ __device__ __forceinline__ void softmax_row(Team& team, const Row& x, int64_t r,
         const auto y = team.map(x, [=](A v) { return (v - most) - log_sum; });
         if (mine) team.put(y, put(r));
     } else {
-        const auto y = shares_of<Looks>(team, x, exps, most, sum);
+        const auto y = shares_of<Looks, Narrow>(team, x, exps, most, sum, near);
         if (mine) team.put(y, put(r));
     }
 }
@@ -190,11 +246,12 @@ __device__ __forceinline__ void softmax_rows(const Grid& grid, Make make, Put pu
     if constexpr (Ahead > 0)
         each_ahead<Team, Shape::rows, Ahead>(
             grid, make, [&](int64_t r, bool mine, const typename Team::Row& x) {
-                softmax_row<A, Log, Masked, Looks>(team, x, r, mine, put);
+                softmax_row<A, Log, Masked, Looks, Shape::narrow>(team, x, r, mine, put);
             });
     else
         Team::template each<Shape::rows>(grid, [&](int64_t r, bool mine) {
-            softmax_row<A, Log, Masked, Looks>(team, team.take(make(r)), r, mine, put);
+            softmax_row<A, Log, Masked, Looks, Shape::narrow>(team, team.take(make(r)), r, mine,
+                                                              put);
         });
 }
 
@@ -314,8 +371,9 @@ struct LossParts {
 };
 template <class A, class Shape, class Team, class Row>
 __device__ __forceinline__ LossParts<A> loss_parts(Team& team, const Row& x) {
-    const A most = team.template reduce<MaxOf<A>>(x);
-    return {most, sum_where(team, exps_of<looks<A, Team, Shape>>(team, x, most), most)};
+    const A most = most_of<A, Shape::narrow>(team, x);
+    bool near = false;
+    return {most, sum_where(team, exps_of<looks<A, Team, Shape>>(team, x, most, near), most)};
 }
 template <class A, class Shape, class Make, class Labels, class Loss, class Most, class Sum>
 __device__ __forceinline__ void store_loss(const LossParts<A>& parts, int64_t r, const Make& make,
@@ -382,20 +440,28 @@ struct GradientRow {
           sum(sum),
           share(share),
           label(label >= 0 && label < N ? Number(label) : Number(-1)) {}
-    __device__ __forceinline__ A of_exp(int64_t i, A exp) const {
+    __device__ __forceinline__ A of(int64_t i, A v) const {
+        const A exp = exp_below(v, most);
         const A grad = (exp - (Number(i) == label ? sum : A(0))) * share;
         return label >= 0 ? grad : A(0);
     }
-    __device__ __forceinline__ A of(int64_t i, A v) const { return of_exp(i, exp_below(v, most)); }
     template <int V>
     __device__ __forceinline__ void some(int64_t i, const A (&v)[V]) const {
         A grad[V];
+        const Number at = label - Number(i);  // a bit of the label's own
+        const uint32_t own = at >= 0 && at < V ? 1u << int(at) : 0u;
+        if (label >= 0) {  // or a choice for each element
 #pragma unroll
-        for (int j = 0; j < V; j++) grad[j] = Looks ? v[j] : of(i + j, v[j]);
-        if constexpr (Looks) {
-            ExpsBelow<A>{most}(grad);
+            for (int j = 0; j < V; j++) grad[j] = Looks ? v[j] : exp_below(v[j], most);
+            if constexpr (Looks) ExpsBelow<A>{most}(grad);
 #pragma unroll
-            for (int j = 0; j < V; j++) grad[j] = of_exp(i + j, grad[j]);
+            for (int j = 0; j < V; j++) {
+                if (own >> j & 1) grad[j] -= sum;
+                grad[j] *= share;
+            }
+        } else {
+#pragma unroll
+            for (int j = 0; j < V; j++) grad[j] = A(0);
         }
         out.some(i, grad);
     }

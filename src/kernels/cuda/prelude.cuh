@@ -133,6 +133,50 @@ __device__ __forceinline__ uint32_t narrow_two(float low, float high) {
 #endif
 }
 
+/// Two neighbours of 16 bits. A sum, a difference or a product has the bits that one of float32
+/// has once it is rounded, which has more than twice their digits.
+template <class E>
+struct Two {
+    uint32_t word;
+};
+#if __CUDA_ARCH__ >= 800
+__device__ __forceinline__ Two<Brain> largest(Two<Brain> a, Two<Brain> b) {
+    Two<Brain> most;
+    asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(most.word) : "r"(a.word), "r"(b.word));
+    return most;
+}
+#endif
+#if __CUDA_ARCH__ >= 900
+namespace scalar {
+template <class E>
+__device__ __forceinline__ Two<E> add(Two<E> a, Two<E> b) {
+    Two<E> y;
+    if constexpr (same_type<E, Brain>)
+        asm("add.rn.bf16x2 %0, %1, %2;" : "=r"(y.word) : "r"(a.word), "r"(b.word));
+    else
+        asm("add.rn.f16x2 %0, %1, %2;" : "=r"(y.word) : "r"(a.word), "r"(b.word));
+    return y;
+}
+template <class E>
+__device__ __forceinline__ Two<E> bias_add(Two<E> a, Two<E> b) {
+    return add(a, b);
+}
+template <class E>
+__device__ __forceinline__ Two<E> sub(Two<E> a, Two<E> b) {
+    return add(a, Two<E>{b.word ^ 0x80008000u});
+}
+template <class E>
+__device__ __forceinline__ Two<E> mul(Two<E> a, Two<E> b) {
+    Two<E> y;
+    if constexpr (same_type<E, Brain>)
+        asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(y.word) : "r"(a.word), "r"(b.word));
+    else
+        asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(y.word) : "r"(a.word), "r"(b.word));
+    return y;
+}
+}  // namespace scalar
+#endif
+
 /// x as it reads once it has been stored as an E.
 template <class E, class C>
 __device__ __forceinline__ Wide<E> rounded(C x) {
@@ -140,6 +184,10 @@ __device__ __forceinline__ Wide<E> rounded(C x) {
         return scalar::from_bits(narrow_two<Brain>(0.0f, static_cast<float>(x)));
     else
         return widen(narrow<E>(x));
+}
+template <class E>
+__device__ __forceinline__ Two<E> rounded(Two<E> x) {
+    return x;
 }
 
 template <class T, int V>
@@ -209,6 +257,16 @@ struct Words {
             all.words.at[j / 2] =
                 narrow_two<E>(static_cast<float>(a[j]), static_cast<float>(a[j + 1]));
         return all;
+    }
+    __device__ __forceinline__ static Words of(const Two<E> (&a)[V / 2]) {
+        Words all;
+#pragma unroll
+        for (int j = 0; j < V / 2; j++) all.words.at[j] = a[j].word;
+        return all;
+    }
+    __device__ __forceinline__ void twos(Two<E> (&a)[V / 2]) const {
+#pragma unroll
+        for (int j = 0; j < V / 2; j++) a[j].word = words.at[j];
     }
 };
 

@@ -85,6 +85,14 @@ struct Stored {
         return scalar::bit_cast<E>(
             One(words.at[j / each] >> (8 * int(sizeof(E)) * (j % each) % 64)));
     }
+    /// As pairs; one for all is two of each.
+    template <int Count>
+    __device__ __forceinline__ void twos(Two<E> (&a)[Count]) const {
+#pragma unroll
+        for (int j = 0; j < Count; j++)
+            a[j].word = V == 1 ? uint32_t(words.at[0]) * 0x10001u
+                               : uint32_t(words.at[2 * j / each] >> (16 * (2 * j % each)));
+    }
 };
 
 /// Element i of a row as type A; `some` gives elements i to i + V - 1, i a multiple of V. `Alike`:
@@ -238,29 +246,34 @@ __device__ __forceinline__ A join_lanes(const A (&s)[V]) {
         return all;
     } else if constexpr (Lanes >= 4 && !Soon) {
         // A halving of threads leaves half of the elements to each of two partners, a later one of
-        // these elements finds the other half with the partner.
+        // these elements finds the other half with the partner: of `shared` neighbours. A thread
+        // joins the rest of its own before.
         constexpr int shared = Lanes < V ? Lanes : V, left = V / shared;
 #pragma unroll
         for (int part = 2; part <= shared; part *= 2) {
             const bool high = threadIdx.x & Lanes / part;
+            const int half = shared / part;
 #pragma unroll
-            for (int c = 0; c < V / part; c++) {
-                const A kept = high ? v[c + V / part] : v[c], given = high ? v[c] : v[c + V / part];
-                v[c] = Op::join(kept, of_partner(given, Lanes / part));
-            }
+            for (int own = 0; own < left; own++)
+#pragma unroll
+                for (int c = own * shared; c < own * shared + half; c++) {
+                    const A kept = high ? v[c + half] : v[c], given = high ? v[c] : v[c + half];
+                    v[c] = Op::join(kept, of_partner(given, Lanes / part));
+                }
         }
-#pragma unroll
-        for (int d = Lanes / shared / 2; d > 0; d /= 2)
-#pragma unroll
-            for (int c = 0; c < left; c++) v[c] = Op::join(v[c], of_partner(v[c], d));
-#pragma unroll
-        for (int part = 2; part <= shared; part *= 2)
-#pragma unroll
-            for (int c = 0; c < left; c++) v[c] = Op::join(v[c], of_partner(v[c], Lanes / part));
         A rest[left];
 #pragma unroll
-        for (int c = 0; c < left; c++) rest[c] = v[c];
-        return halved<Op>(rest);
+        for (int own = 0; own < left; own++) {
+            rest[own] = v[own * shared];
+#pragma unroll
+            for (int d = Lanes / shared / 2; d > 0; d /= 2)
+                rest[own] = Op::join(rest[own], of_partner(rest[own], d));
+        }
+        A all = halved<Op>(rest);
+#pragma unroll
+        for (int part = 2; part <= shared; part *= 2)
+            all = Op::join(all, of_partner(all, Lanes / part));
+        return all;
     } else {
 #pragma unroll
         for (int d = Lanes / 2; d > 0; d /= 2)

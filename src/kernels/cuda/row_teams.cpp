@@ -96,6 +96,16 @@ Team row_team(const LoweredOp& op, const RowOp& row, const Limits& limits) {
                 narrow || (is_16_bit(view.dtype) && row.axes == 1 &&
                            view.shape.rank() == row.x->shape.rank() && view.strides[row.axis] == 1);
     Team team = team_of(wide_type(row.x->dtype), row.n, rows, limits, narrow);
+    // Two pieces of a short row to a lane, where rows are enough for half as many lanes: it
+    // exchanges less to join them.
+    Team half = team;
+    half.lanes /= 2;
+    if (team.side == 8 && row.n > 4 * team.side && row.n <= kTreeLanes &&
+        half.units(rows) > kSoonWarps * limits.processors) {
+        half.type = cat("HolderOf<", wide_type(row.x->dtype), ", ", row.n, ", ", half.lanes,
+                        ", 1, false, 8>");
+        team = half;
+    }
     keep_rows(team, op, row, rows, limits);
     return team;
 }

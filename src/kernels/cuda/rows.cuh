@@ -11,13 +11,17 @@ namespace aicf {
 // ---- rows in registers --------------------------------------------------------------------------
 
 /// Elements of a row of N: those of lanes V t to V t + V - 1 of a leaf are thread t's. `Lanes`:
-/// threads of a leaf, fewer than a warp where V times as many hold the row, or the leaf's 128
-/// lanes; `Warps`: of the team, whose leaves go round; `Soon`: as join_lanes has it.
+/// threads of a leaf, fewer than a warp where V times as many hold the row, or a power of two of
+/// such lines of it, or the leaf's 128 lanes; `Warps`: of the team, whose leaves go round; `Soon`:
+/// as join_lanes has it.
 template <class A, int64_t N, int Lanes, int Warps, bool Soon, int V>
 struct Held {
     static constexpr int leaves = int((N + kTreeLeaf - 1) / kTreeLeaf),
                          turns = (leaves + Warps - 1) / Warps,
-                         lines = N >= kTreeLeaf ? 4 : int((N + kTreeLanes - 1) / kTreeLanes);
+                         span = Lanes * V < int(kTreeLanes) ? Lanes * V : int(kTreeLanes),
+                         lines = N >= kTreeLeaf ? 4 : int((N + span - 1) / span);
+    static constexpr bool short_lines = lines > 1 && span < int(kTreeLanes);  // which halve, too
+    static_assert(!short_lines || (lines & (lines - 1)) == 0);
     static constexpr bool whole =  // no thread's share reaches beyond the row
         leaves > 1 ? N % (kTreeLeaf * Warps) == 0 : N == V * Lanes * lines;
     static_assert(V == 4 || (leaves == 1 && N % V == 0 && Lanes * V <= kTreeLanes));
@@ -26,9 +30,13 @@ struct Held {
 
     __device__ __forceinline__ static int first(int turn, int line) {
         const int leaf = Warps == 1 ? turn : turn * Warps + int(threadIdx.x / 32);
-        return leaf * int(kTreeLeaf) + line * int(kTreeLanes) + V * int(threadIdx.x % Lanes);
+        return leaf * int(kTreeLeaf) + line * span + V * int(threadIdx.x % Lanes);
     }
     __device__ __forceinline__ static bool has(int i) { return whole || i < int(N); }
+    /// Whether a warp's row has something of a line; of the others nothing is made.
+    __device__ __forceinline__ static constexpr bool some_of(int turn, int line) {
+        return Warps > 1 || turn * int(kTreeLeaf) + line * span < int(N);
+    }
     /// some(i, a) for V elements from i on, or one(i, a) for each where fewer are left. Lanes of
     /// short rows that do not end with four take one element at a time, without a branch.
     template <class Row, class Some, class One>
@@ -57,6 +65,19 @@ struct Held {
 #pragma unroll
         for (int turn = 0; turn < turns; turn++) {
             A s[V];
+            if constexpr (short_lines) {
+#pragma unroll
+                for (int c = 0; c < V; c++) {
+                    A of_line[lines];
+#pragma unroll
+                    for (int line = 0; line < lines; line++)
+                        of_line[line] =
+                            has(first(turn, line) + c) ? a[turn][line][c] : Op::missing();
+                    s[c] = halved<Op>(of_line);
+                }
+                v[turn] = join_lanes<Op, Lanes, Soon>(s);
+                continue;
+            }
 #pragma unroll
             for (int c = 0; c < V; c++)
                 s[c] = has(first(turn, 0) + c) ? a[turn][0][c] : Op::missing();
@@ -93,7 +114,8 @@ struct RowNumber<false> {
 template <class A, int64_t N, int Lanes, int Warps, bool Soon = false, int V = 4>
 struct HolderOf {
     typedef Held<A, N, Lanes, Warps, Soon, V> Row;
-    static constexpr bool holds = true, keeps = false;
+    static constexpr bool holds = true, keeps = false,
+                          pairs = Warps == 1 && N % V == 0;  // rows have none but whole pieces
     static constexpr int words = Warps > 1 ? (2 * Row::leaves + 3) / 4 * 4 : 0;  // of `shared`
     A* shared;     // of two reductions in turn, so that one barrier does for each
     int side = 0;  // whose turn it is
@@ -150,8 +172,9 @@ struct HolderOf {
         for (int turn = 0; turn < Row::turns; turn++)
 #pragma unroll
             for (int line = 0; line < Row::lines; line++)
+                if (Row::some_of(turn, line))
 #pragma unroll
-                for (int c = 0; c < V; c++) f(row.a[turn][line][c]);
+                    for (int c = 0; c < V; c++) f(row.a[turn][line][c]);
     }
     template <class F>
     __device__ __forceinline__ static Row combine(Row row, const Row& other, F f) {
@@ -159,10 +182,30 @@ struct HolderOf {
         for (int turn = 0; turn < Row::turns; turn++)
 #pragma unroll
             for (int line = 0; line < Row::lines; line++)
+                if (Row::some_of(turn, line))
 #pragma unroll
-                for (int c = 0; c < V; c++)
-                    row.a[turn][line][c] = f(row.a[turn][line][c], other.a[turn][line][c]);
+                    for (int c = 0; c < V; c++)
+                        row.a[turn][line][c] = f(row.a[turn][line][c], other.a[turn][line][c]);
         return row;
+    }
+    /// The largest of elements that are bfloat16 numbers, two at a time.
+    __device__ __forceinline__ static float largest_brain(const Row& row) {
+        Two<Brain> all = {0xff80ff80u};
+#pragma unroll
+        for (int turn = 0; turn < Row::turns; turn++)
+#pragma unroll
+            for (int line = 0; line < Row::lines; line++)
+                if (Row::some_of(turn, line) && Row::has(Row::first(turn, line)))
+#pragma unroll
+                    for (int c = 0; c < V; c += 2)
+                        all =
+                            largest(all, {scalar::bits(row.a[turn][line][c]) >> 16 |
+                                          (scalar::bits(row.a[turn][line][c + 1]) & 0xffff0000u)});
+#pragma unroll
+        for (int d = Lanes / 2; d > 0; d /= 2)
+            all = largest(all, {__shfl_xor_sync(0xffffffffu, all.word, d)});
+        return MaxOf<float>::join(scalar::from_bits(all.word << 16),
+                                  scalar::from_bits(all.word & 0xffff0000u));
     }
     /// Every thread of the team gets the result.
     template <class Op>
@@ -256,7 +299,7 @@ struct Streamed {
 /// block.
 template <class A, int64_t N, int Warps, int Group>
 struct StreamerOf {
-    static constexpr bool holds = false, keeps = false;
+    static constexpr bool holds = false, keeps = false, pairs = false;
     static constexpr int size = Warps * 32;
     A* shared;
 
