@@ -47,7 +47,7 @@ struct GradientHere {
 template <int Rows, int N>
 struct TailShape {
     static constexpr int64_t rows = Rows, n = N;
-    static constexpr bool many = false;
+    static constexpr bool many = false, narrow = false;
 };
 
 /// Lines of K numbers, `Pitch` floats apart here and `Step` there; 16 bits become floats.
