@@ -164,6 +164,8 @@ def families():
             ("float16", (1, 2, 2, 130, 130, 128), "none", roles[0]),
             ("bfloat16", (1, 4, 2, 260, 260, 128), "causal", roles[1]),
             ("float16", (1, 2, 2, 193, 300, 128), "causal", roles[1]),
+            ("bfloat16", (1, 4, 2, 260, 260, 64), "causal", roles[1]),
+            ("float16", (1, 2, 1, 193, 300, 64), "none", roles[1]),
             ("bfloat16", (1, 2, 1, 70, 130, 40), "both", ("mma",)),
             ("float32", (1, 2, 1, 70, 130, 40), "both", ("chain",)),
             ("float32", (1, 1, 1, 65, 65, 256), "causal", ("chain",)),
