@@ -87,6 +87,12 @@ RowOp row_op_of(const LoweredOp& op) {
     return row;
 }
 
+std::vector<int> row_reads(const LoweredOp& op, const RowOp& row, int position) {
+    const int number = row.operands[static_cast<size_t>(position)];
+    const std::vector<size_t> steps = steps_for(op, 0, row.at, {number});
+    return steps.empty() ? std::vector<int>{number} : inputs_of(op, steps);
+}
+
 Team row_team(const LoweredOp& op, const RowOp& row, const Limits& limits) {
     const int64_t rows = element_count(row.others);
     bool narrow = false;

@@ -1,4 +1,4 @@
-// Which team takes the rows of a row op (nn.cpp).
+// Which team takes the rows of a row op, and what its kernels are made of (nn.cpp, row_sums.cpp).
 #pragma once
 
 #include <algorithm>
@@ -26,6 +26,8 @@ struct RowOp {
     int first() const { return axis - axes + 1; }
 };
 RowOp row_op_of(const LoweredOp& op);
+/// The inputs that make the elements of an operand of the row op.
+std::vector<int> row_reads(const LoweredOp& op, const RowOp& row, int position);
 Team row_team(const LoweredOp& op, const RowOp& row, const Limits& limits);
 /// The warps of a block that keeps a row of logits (cross_entropy_kept); 0: it doesn't. It takes
 /// all of a processor's shared memory.
@@ -39,5 +41,10 @@ struct FilledTeam {
 /// Of `count` rows of 16 bits at a time, `sums` made of each.
 FilledTeam filled_team(const RowOp& row, int64_t rows, int64_t count, int64_t sums,
                        const Limits& limits);
+
+/// The parts of a kernel that makes sums beside a row op (row_sums.cpp): where operands lie, what
+/// there is one of for each row, what becomes of elements, the shape; @_terms0, ... of what the
+/// rows' elements are.
+std::string row_parts(const LoweredOp& op, const Limits& limits);
 
 }  // namespace aicf::cuda

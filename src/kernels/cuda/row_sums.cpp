@@ -1,0 +1,281 @@
+// The gradient of a norm with sums over rows beside it: what row_sums.cuh reads and writes.
+#include <algorithm>
+#include <set>
+
+#include "core/graph/region.h"
+#include "kernels/cuda/row_teams.h"
+#include "kernels/cuda/thresholds.h"
+
+namespace aicf::cuda {
+
+namespace {
+
+/// The kernel of a norm's gradient with sums over rows beside it (row_sums.cuh).
+class RowSumsText {
+  public:
+    RowSumsText(const LoweredOp& group, const Limits& limits)
+        : group_(group),
+          limits_(limits),
+          op_(group.members[0]),
+          row_(row_op_of(op_)),
+          rows_(element_count(row_.others)),
+          leaves_(ceil_div(row_.n, kTreeLeaf)),
+          sums_(std::ssize(group.members) - 1) {}
+
+    bool fits() {
+        if (limits_.one_block || (limits_.major != 9 && limits_.major != 10)) return false;
+        if (row_.def->name != "normalize_bwd" || sums_ < 1 ||
+            wide_type(row_.x->dtype) != std::string("float"))
+            return false;
+        if (row_.axis != row_.x->shape.rank() - 1 || row_.n % 4 != 0 || row_.n < kSumsTerms ||
+            leaves_ > kSumsLeaves || rows_ < kTreeLeaf ||
+            rows_ * row_.n < kSumsWork * (dtype_size(row_.x->dtype) / 2))
+            return false;
+        if (!std::all_of(group_.members.begin() + 1, group_.members.end(),
+                         [&](const LoweredOp& sum) { return is_sum(sum); }))
+            return false;
+        for (size_t i = 0; i < op_.body.size() && i < row_.at; i++)
+            if (op_.body[i].outputs[0] < static_cast<int>(op_.inputs.size() + op_.outputs.size()))
+                return false;  // what the rows are made of is stored, too
+        if (!choose()) return false;
+        const std::vector<int> all = read();
+        return std::all_of(all.begin(), all.end(),
+                           [&](int k) { return side_by_side(op_.inputs[static_cast<size_t>(k)]); });
+    }
+
+    KernelText text() {
+        check(fits(), "cuda: sums beside a row op of another form");
+        const BlockLayout layout(group_);
+        text_.includes = {"row_sums.cuh"};
+        text_.name = cat(kernel_stem(op_), "_sums_", dtype_abbrev(row_.x->dtype));
+        for (size_t k = 0; k < group_.members.size(); k++) part(k);
+        rows(layout);
+        ends(layout);
+        const std::string first = member(1, layout);
+        text_.body += body_head();
+        std::string parts;
+        for (int64_t k = 1; k <= sums_; k++)
+            parts += cat(k > 1 ? ", " : "", member(static_cast<size_t>(k), layout),
+                         ".template ptr<float>(16)");
+        text_.body += cat("    float* const parts[] = {", parts, "};\n");
+        text_.body +=
+            cat("    normalize_bwd_sums<float, ", team_, ", ",
+                row_.attrs->flag("center") ? "true" : "false", ", ", sums_, ", ", parts_, ", ",
+                text_.threads, ", @_0_Shape>(grid, parts, ", first, ".template ptr<uint32_t>(",
+                BlockLayout(group_.members[1]).tail, "), @_Make{block}, @_0_One1{",
+                member(0, layout), "}, @_0_Put{", member(0, layout), "}, @_Ends{block});\n}\n");
+        return text_;
+    }
+
+  private:
+    static std::string member(size_t k, const BlockLayout& layout) {
+        return cat("block.template part<@_", k, "_Bytes>(", layout.parts[k], ")");
+    }
+
+    /// A sum over all axes but the last, of what the row op reads, in the order of the tree.
+    bool is_sum(const LoweredOp& sum) const {
+        const Attrs& attrs = anchor_attrs(sum);
+        if (anchor(sum).name != "reduce_sum" || attrs.text("order") != "tree") return false;
+        const size_t at = sum.body.empty() ? 0 : anchor_step(sum);
+        const View& x = sum.body.empty() ? sum.inputs[0] : sum.operand(sum.body[at].inputs[0]);
+        std::vector<int64_t> axes = attrs.ints("axes");
+        for (int64_t& axis : axes) axis = axis < 0 ? axis + x.shape.rank() : axis;
+        std::sort(axes.begin(), axes.end());
+        if (!(x.shape == row_.x->shape) || std::ssize(axes) != x.shape.rank() - 1 || axes.empty() ||
+            axes.back() != x.shape.rank() - 2 || wide_type(x.dtype) != std::string("float"))
+            return false;
+        const std::vector<int> reads = column_sum_reads(sum);
+        for (size_t k = 0; k < sum.inputs.size(); k++)
+            if (std::find(reads.begin(), reads.end(), static_cast<int>(k)) == reads.end() ||
+                find_view(op_.inputs, sum.inputs[k]) < 0)
+                return false;
+        for (size_t i = 0; i < at; i++)  // what is summed is stored nowhere else
+            if (sum.body[i].outputs[0] < static_cast<int>(sum.inputs.size() + sum.outputs.size()))
+                return false;
+        return true;
+    }
+
+    /// Whether some elements have 4 bytes.
+    bool wide() const {
+        const std::vector<int> all = read();
+        return std::any_of(all.begin(), all.end(), [&](int k) {
+            const View& view = op_.inputs[static_cast<size_t>(k)];
+            return !is_16_bit(view.dtype) && view.strides[row_.axis] != 0;
+        });
+    }
+
+    bool side_by_side(const View& view) const {
+        const int last = view.shape.rank() - 1;
+        if (!(view.shape == row_.x->shape)) return false;
+        return view.strides[last] == 0 ||
+               (view.strides[last] == 1 && alike(view) % side_ == 0 && alike(view) > 0);
+    }
+
+    /// The inputs of the row op that make elements, ascending.
+    std::vector<int> read() const {
+        std::set<int> all;
+        for (int position = 0; position < row_.takes; position++)
+            if (row_.elements(position))
+                for (int k : row_reads(op_, row_, position)) all.insert(k);
+        for (size_t m = 1; m < group_.members.size(); m++)
+            for (const View& view : group_.members[m].inputs)
+                all.insert(find_view(op_.inputs, view));
+        return {all.begin(), all.end()};
+    }
+
+    /// The team, and into how many parts a leaf's rows are cut: so many that all processors have
+    /// some to do, and that what waits has room in shared memory.
+    bool choose() {
+        int64_t lanes = 32, warps = 1, lines = 4;
+        const bool few = row_.n <= 2 * kTreeLanes;
+        side_ = few && row_.n % 8 == 0 && !wide() ? 8 : 4;
+        if (leaves_ == 1) {
+            lanes = 1;
+            while (lanes * side_ < std::min(row_.n, kTreeLanes)) lanes *= 2;
+            lines = ceil_div(row_.n, kTreeLanes);
+            team_ = cat("HolderOf<float, ", row_.n, ", ", lanes, ", 1, false, ", side_, ">");
+        } else {
+            warps = leaves_ > kWarpLeaves ? leaves_ : 1;
+            team_ = cat("HolderOf<float, ", row_.n, ", 32, ", warps, ">");
+        }
+        text_.threads = static_cast<int>(warps > 1 ? 32 * warps : kThreads);
+        const int64_t teams = warps > 1 ? 1 : text_.threads / lanes,
+                      each = (warps > 1 ? 1 : leaves_) * lines * side_,
+                      wait = sums_ * each * text_.threads * 4;  // bytes of a subtree
+        // What is on its way of elements of 4 bytes takes as many registers again.
+        const int64_t taken = wide() ? each * 3 / 2 : each, registers = taken <= 8    ? 80
+                                                                        : taken <= 16 ? 128
+                                                                                      : 255;
+        text_.resident = static_cast<int>(kSumsRegisters / (registers * text_.threads));
+        if (text_.resident < 1) return false;
+        double best = 0;  // the share of blocks' time that is work
+        for (int64_t parts = 1; teams * parts <= kTreeLanes; parts *= 2) {
+            int64_t levels = 0;
+            while (teams * parts << levels < kTreeLanes) levels++;
+            const int64_t held =
+                              std::max({levels * wait, teams > 1 ? teams * sums_ * row_.n * 4 : 0,
+                                        int64_t{4} * text_.threads}),
+                          shared = held + (warps > 1 ? ceil_div(2 * leaves_, 4) * 16 : 0),
+                          units = ceil_div(rows_, kTreeLeaf) * parts,
+                          blocks = int64_t{limits_.processors} * text_.resident;
+            const double share =
+                static_cast<double>(units) / static_cast<double>(ceil_div(units, blocks) * blocks);
+            if (shared * text_.resident > kSumsShared || share < 1.25 * best) continue;
+            best = share;
+            parts_ = parts;
+            units_ = units;
+            text_.shared = static_cast<uint32_t>(shared);
+            text_.blocks = std::min(units, blocks);
+        }
+        return best > 0;
+    }
+
+    /// A member's block, functions and structs; what its sums leave.
+    void part(size_t k) {
+        const LoweredOp& one = group_.members[k];
+        const BlockLayout own(one);
+        KernelText part;
+        part.name = text_.name;
+        std::string body = block_type(own);
+        if (k == 0) {
+            body += row_parts(op_, limits_);
+        } else {
+            body += column_sum_text(one, own);
+            part.workspace = static_cast<uint64_t>(4 * units_ * row_.n);
+            part.counters = k == 1 ? 3 : 0;
+        }
+        text_.body += cat("constexpr int @_", k, "_Bytes = ", own.bytes, ";\n") +
+                      replaced(body, "@", cat("@_", k));
+        text_.parts.push_back(std::move(part));
+    }
+
+    /// @_Make{block}(r): what the elements of row r are made from.
+    void rows(const BlockLayout& layout) {
+        const BlockLayout own(op_);
+        std::string fields, stored, loads, together, makes, opens;
+        for (int k : read()) {
+            const char* e = cuda_type(op_.inputs[static_cast<size_t>(k)].dtype);
+            const std::string type = cat("Stored<", e, ", @_0_Elem", k, "::step == 0 ? 1 : V>");
+            fields += cat("    const ", e, "* x", k, ";\n");
+            stored += cat("        ", type, " x", k, ";\n");
+            loads += cat(loads.empty() ? "" : ", ", type, "::template load<Together>(x", k,
+                         " + @_0_Elem", k, "::at(i))");
+            together += cat(" && (@_0_Elem", k, "::step == 0 || aligned_for<V>(x", k, "))");
+            makes += cat(", ", member(0, layout), ".template ptr<const ", e, ">(",
+                         own.operand[static_cast<size_t>(k)], ") + @_0_In", k, "::at(r)");
+            opens += cat("        Wide<", e, "> a", k,
+                         "[V];\n#pragma unroll\n        for (int j = 0; ", "j < V; j++) a", k,
+                         "[j] = widen(some.x", k, "[@_0_Elem", k, "::step == 0 ? 0 : j]);\n");
+        }
+        text_.body += cat(
+            "struct @_Row {\n    const @_Block& block;\n", fields,
+            "    template <int V>\n    struct Some {\n", stored,
+            "    };\n    template <int V>\n    __device__ __forceinline__ bool together() const {\n"
+            "        return true",
+            together,
+            ";\n    }\n    template <int V, bool Together>\n    __device__ __forceinline__ Some<V> "
+            "across(int64_t i) const {\n        return {",
+            loads,
+            "};\n    }\n    template <int V>\n    __device__ __forceinline__ void open(const "
+            "Some<V>& "
+            "some, float (&y)[V], float (&dy)[V], float (&terms)[",
+            sums_, "][V]) const {\n", opens, calls(layout),
+            "    }\n};\nstruct @_Make {\n    const @_Block& block;\n    __device__ "
+            "__forceinline__ @_Row operator()(int64_t r) const {\n        return {block",
+            makes, "};\n    }\n};\n");
+    }
+    std::string calls(const BlockLayout& layout) const {
+        std::string text;
+        const auto call = [&](const std::string& name, size_t k, const std::vector<int>& reads,
+                              const std::string& to) {
+            text += cat("        @_", k, "_", name, "<V>(", member(k, layout));
+            for (int number : reads) text += cat(", a", number);
+            text += cat(", ", to, ");\n");
+        };
+        call("terms0", 0, row_reads(op_, row_, 0), "y");
+        call("terms2", 0, row_reads(op_, row_, 2), "dy");
+        for (size_t k = 1; k < group_.members.size(); k++) {
+            std::vector<int> reads;
+            for (int number : column_sum_reads(group_.members[k]))
+                reads.push_back(
+                    find_view(op_.inputs, group_.members[k].inputs[static_cast<size_t>(number)]));
+            call("terms", k, reads, cat("terms[", k - 1, "]"));
+        }
+        return text;
+    }
+
+    /// @_Ends{block}: put<k>(column, total) of the sums.
+    void ends(const BlockLayout& layout) {
+        std::string text;
+        for (size_t k = 1; k < group_.members.size(); k++)
+            text += cat("        if constexpr (Which == ", k - 1, ") @_", k, "_Put{",
+                        member(k, layout), "}(column, total);\n");
+        text_.body +=
+            cat("struct @_Ends {\n    const @_Block& block;\n    template <int Which>\n"
+                "    __device__ __forceinline__ void put(int64_t column, float total) "
+                "const {\n",
+                text, "    }\n};\n");
+    }
+
+    const LoweredOp& group_;
+    const Limits& limits_;
+    const LoweredOp& op_;  // the row op
+    const RowOp row_;
+    const int64_t rows_, leaves_, sums_;
+    std::string team_;
+    int64_t side_ = 4, parts_ = 1, units_ = 0;
+    KernelText text_;
+};
+
+}  // namespace
+
+bool sums_beside(const LoweredOp& group, const Limits& limits) {
+    return group.def == group_def() && group.members.size() > 1 &&
+           is_row_op(anchor(group.members[0])) && RowSumsText(group, limits).fits();
+}
+
+KernelText row_sums_text(const LoweredOp& group, const Limits& limits) {
+    return RowSumsText(group, limits).text();
+}
+
+}  // namespace aicf::cuda
