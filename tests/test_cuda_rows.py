@@ -676,3 +676,56 @@ def test_bits_of_norms_whose_rows_are_read_ahead(n, count, dtype, offset):
         ends.append({name: value.numpy().astype(np.float32) for name, value in step.items()})
     for name, value in ends[0].items():
         alike(value, ends[1][name])
+
+
+def residuals(shape, dtype, offset, x):
+    """Rows of what something else is made of, too, on the way to results in 16 bits."""
+    g = aicf.Graph("residuals")
+    rows, n = shape
+    rng = np.random.default_rng(n)
+    kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
+    more = rng.standard_normal((rows, n), np.float32).astype(kind)
+    more[:, ::7] = 0
+    x = g.state("x", x.shape, dtype, init=x.astype(kind))[:, offset : offset + n]
+    y = g.state("y", more.shape, dtype, init=more)
+    s = g.state("s", (), dtype, init=np.asarray(0.75, kind))
+    g.output("relu", aicf.softmax(aicf.relu(x)) + aicf.relu(x))
+    g.output("neg", aicf.layer_norm(aicf.neg(x), n) - aicf.neg(x))
+    g.output("sum", aicf.layer_norm(x + y, n) * s + (x + y))
+    g.output("product", (aicf.softmax(x * y) - y) * (x * y))
+    return g
+
+
+RESIDUALS = [(20_000, 64), (300, 50), (41, 2048), (9000, 1024), (3, 70_000), (5, 7)]
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("shape", RESIDUALS, ids=str)
+def test_residuals_compile(shape, dtype):
+    """Two elements in an instruction where all steps have one, those before the rows, too."""
+    g = residuals(shape, dtype, 0, np.zeros(shape, np.float32))
+    programs = _core.cuda_programs(g._core, _core.pass_names(), 132, "sm_90a")
+    _core.cuda_cubins(programs, "sm_90a")
+    pairs = sum("Two<" in p.split("struct @_Put", 1)[-1] for p in programs)
+    assert (pairs > 0) == (dtype != "float32")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("offset", [0, 1])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("shape", RESIDUALS, ids=str)
+def test_bits_of_residuals(shape, dtype, offset):
+    """Infinities, NaN, zeros of both signs, the largest and the smallest among them."""
+    rng = np.random.default_rng(8)
+    x = rng.standard_normal((shape[0], shape[1] + offset), np.float32) * 3
+    x[:, ::5] = -0.0
+    tiny, large = (1e-40, 3e38) if dtype == "bfloat16" else (3e-7, 65504)
+    for row, value in enumerate((np.nan, np.inf, -np.inf, tiny, -tiny, large, -large)):
+        x[row % shape[0], (3 * row + 1) % x.shape[1]] = value
+    ends = []
+    for device in ("cpu", "cuda"):
+        step = residuals(shape, dtype, offset, x).compile(device=device, checks="off")()
+        ends.append({name: value.numpy().astype(np.float32) for name, value in step.items()})
+    for name, value in ends[0].items():
+        alike(value, ends[1][name])

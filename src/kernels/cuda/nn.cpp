@@ -340,8 +340,9 @@ class RowText {
                        pairs ? " / 2" : "", "; j++) {\n            ", formula, "\n            }\n",
                        store);
         };
+        const bool pairs = !direct && in_pairs(steps, read, results);
         std::string text = some(false);
-        if (!direct && in_pairs(read, results)) {
+        if (pairs) {
             fields_ = begins_ = "";
             const char* e = cuda_type(row_.x->dtype);
             text =
@@ -352,7 +353,7 @@ class RowText {
         }
         if (kept_) fields_ += across(results[0] - inputs_, a_);
         if (filled_.warps || (ahead_ && norm_))
-            fields_ += beside_text(read, results, before, formula);
+            fields_ += beside_text(read, results, before, formula, pairs);
         put_struct(!results.empty(), text);
     }
     void put_struct(bool stores, const std::string& some) {
@@ -374,25 +375,26 @@ class RowText {
             cat("    ", kernel, "<", a_, ", ", own, "@_Shape>(grid", arguments_, number, ");\n}\n");
     }
 
-    /// Whether all that becomes of elements are sums and products of 16 bits, two in an
-    /// instruction.
-    bool in_pairs(const std::vector<int>& read, const std::vector<int>& results) const {
-        if (op_.body.empty() || !is_16_bit(row_.x->dtype) || limits_.major < 9) return false;
+    /// Whether all steps that make the results of elements are sums and products of 16 bits, two in
+    /// an instruction; of what is made again for both, those before the row op, too.
+    bool in_pairs(const std::vector<size_t>& steps, const std::vector<int>& read,
+                  const std::vector<int>& results) const {
+        if (!is_16_bit(row_.x->dtype) || limits_.major < 9) return false;
         for (const auto* all : {&read, &results})
             for (int k : *all)
                 if (op_.operand(k).dtype != row_.x->dtype) return false;
         static const std::set<std::string> names = {"add", "bias_add", "sub", "mul"};
-        for (size_t i = row_.at + 1; i < op_.body.size(); i++)
-            if (!names.contains(op_.body[i].def->name) ||
-                op_.operand(op_.body[i].outputs[0]).dtype != row_.x->dtype)
-                return false;
-        return true;
+        return std::all_of(steps.begin(), steps.end(), [&](size_t i) {
+            const RegionStep& step = op_.body[i];
+            return i == row_.at || (names.contains(step.def->name) &&
+                                    op_.operand(step.outputs[0]).dtype == row_.x->dtype);
+        });
     }
     /// What FilledRows takes of a row of @_Put: all reads of some elements, then all stores.
     std::string beside_text(const std::vector<int>& read, const std::vector<int>& results,
-                            const std::string& before, const std::string& formula) const {
+                            const std::string& before, const std::string& formula,
+                            bool pairs) const {
         std::string some, together, loads, opens, stores;
-        const bool pairs = in_pairs(read, results);
         for (int k : read) {
             const char* e = cuda_type(op_.operand(k).dtype);
             const std::string step = cat("@_Elem", k, "::step"),
