@@ -405,6 +405,32 @@ def test_small_tiles_of_batches(several, dtype, across, make_rng):
 
 
 @gpu
+@pytest.mark.hopper
+@pytest.mark.parametrize("math", ["tf32", "fp16"])
+@pytest.mark.parametrize("step", [1, 2])
+@pytest.mark.parametrize("k", [97, 100, 104])
+def test_copies_of_lines_that_begin_anywhere(k, step, math, make_rng):
+    """What wgmma reads as copies: lines of both operands along k that are no whole 16 bytes apart,
+    of as many terms as fill no 32 bytes."""
+    rng = make_rng(31)
+    rows, columns = 260, 256
+    feed = {
+        name: rng.standard_normal((2, size, step * k + 1)).astype(np.float32)
+        for name, size in (("a", rows), ("b", columns))
+    }
+    g = aicf.Graph("copies")
+    places = slice(1, step * k + 1, step)
+    a, b = (g.input(name, value.shape)[:, :, places] for name, value in feed.items())
+    g.output("y", aicf.matmul(a, aicf.permute(b, (0, 2, 1))))
+    ((signature, names),) = _core.cuda_candidates(g._core, _core.pass_names(), math=math).items()
+    one = "wgmma_64x64_copies"
+    assert one in names
+    want = g.compile(device="cpu", math=math, tensor_cores="sm_90")(**feed)["y"].numpy()
+    got = g.compile(device="cuda", math=math, candidates={signature: one})(**feed)["y"].numpy()
+    assert_bits(got, want, one)
+
+
+@gpu
 @pytest.mark.parametrize("name", OPERANDS)
 @pytest.mark.parametrize("layout", ["plain", "a_turned", "b_turned", "both_turned"])
 @pytest.mark.parametrize(

@@ -11,11 +11,12 @@ namespace aicf {
 
 /// How an operand is copied, as Of::As, to lines of Of::inner elements: a warp takes 4 lines of
 /// 128, or where the operand's own lines are across those of the copy 32 of 16. A lane takes 16
-/// elements, `side` of them side by side.
+/// elements, `side` of them side by side, of 16 bytes at most, in which Of::pitch is whole.
 template <class Of>
 struct Copied {
     static constexpr bool turned = Of::outer_step == 1 && Of::inner_step != 1;
-    static constexpr int rows = turned ? 32 : 4, depth = 512 / rows, side = turned ? 4 : 8;
+    static constexpr int rows = turned ? 32 : 4, depth = 512 / rows,
+                         side = turned || same_type<typename Of::As, Tf32> ? 4 : 8;
     static constexpr int64_t across = (Of::outer + rows - 1) / rows,
                              deep = (Of::inner + depth - 1) / depth,
                              tiles = Of::batches * across * deep;
@@ -88,6 +89,7 @@ struct CopyTile {
     typedef Copied<Of> C;
     typedef CopyElement<Of> Element;
     static constexpr int side = C::side, lots = 16 / side, lanes = C::depth / side;
+    static_assert(Of::pitch % side == 0);
     static constexpr int64_t plane = Of::batches * Of::outer * Of::pitch;
     int64_t line0, at0;  // of the warp's first element
     const float* from;
