@@ -5,6 +5,7 @@ import time
 import zlib
 
 import aicf
+import emulate
 import numpy as np
 import pytest
 from aicf import _core
@@ -87,6 +88,14 @@ def pytest_runtest_makereport(item, call):
 def device(request):
     """Each backend that exists; "cuda" only where a GPU is usable."""
     return request.param
+
+
+@pytest.fixture(scope="session")
+def emulated(tmp_path_factory):
+    """A folder of what stands for a GPU's driver and compiler (emulate.py)."""
+    folder = tmp_path_factory.mktemp("emulated")
+    emulate.build(folder)
+    return folder
 
 
 @pytest.fixture

@@ -20,18 +20,11 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("emulated")
-    emulate.build(folder)
-    return folder
-
-
-def run(folder, major, order, *arguments):
+def run(emulated, major, order, *arguments):
     command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu and not slow"]
     command += ["-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:benchmark"]
     command += map(str, arguments)
-    environment = emulate.environment(folder, major=major, order=order)
+    environment = emulate.environment(emulated, major=major, order=order)
     done = subprocess.run(
         command, cwd=HERE.parent, env=environment, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -41,23 +34,23 @@ def run(folder, major, order, *arguments):
 
 
 @pytest.mark.parametrize(("major", "first"), [(8, 20), (9, 150)])
-def test_a_sample(folder, major, first):
+def test_a_sample(emulated, major, first):
     few = ["--boundary-graphs", SHARDS * len(FAMILIES), "--timeout", 600]
-    out = run(folder, major, first, "--every", 199, "--first", first, *few)
+    out = run(emulated, major, first, "--every", 199, "--first", first, *few)
     assert " passed" in out and " failed" not in out
 
 
-def test_warp_roles(folder):
+def test_warp_roles(emulated):
     """Barriers in shared memory, the copy engine, products of warpgroups, clusters."""
-    out = run(folder, 9, 5, "tests/test_attention.py", "tests/test_candidates.py", "-k",
+    out = run(emulated, 9, 5, "tests/test_attention.py", "tests/test_candidates.py", "-k",
               "warp_roles or on_a_gpu")  # fmt: skip
     assert "70 passed" in out
 
 
-def test_limbs(folder):
+def test_limbs(emulated):
     """Three planes of a copy in the ring, whose places are free again one limb at a time."""
     chosen = "next_to_tiles or special_limbs"
-    assert "5 passed" in run(folder, 9, 7, "tests/test_limbs.py", "-k", chosen)
+    assert "5 passed" in run(emulated, 9, 7, "tests/test_limbs.py", "-k", chosen)
 
 
 PRODUCT = """
@@ -74,10 +67,10 @@ print((cpu == cuda).all())
 """
 
 
-def test_sums_that_are_added_in_turns(folder):
+def test_sums_that_are_added_in_turns(emulated):
     """A thread that reads the same count of two loops in a row does not wait for it to change."""
     done = subprocess.run(
-        [sys.executable, "-c", PRODUCT], env=emulate.environment(folder, major=9), text=True,
+        [sys.executable, "-c", PRODUCT], env=emulate.environment(emulated, major=9), text=True,
         capture_output=True,
     )  # fmt: skip
     assert done.stdout.split() == ["True"], done.stderr
@@ -101,10 +94,10 @@ print(len(split) > 3, len(got))
 
 
 @pytest.mark.parametrize("order", [7, 150])
-def test_turns_are_passed_on(folder, order):
+def test_turns_are_passed_on(emulated, order):
     """A turn's slot is filled again only when no lane still waits for it to be filled."""
     done = subprocess.run(
-        [sys.executable, "-c", TURNS], env=emulate.environment(folder, major=9, order=order),
+        [sys.executable, "-c", TURNS], env=emulate.environment(emulated, major=9, order=order),
         text=True, capture_output=True,
     )  # fmt: skip
     assert done.stdout.split() == ["True", "1"], done.stderr
@@ -134,10 +127,10 @@ print(len(found) >= 8, all(found))
 
 
 @pytest.mark.parametrize("order", [7, 150])
-def test_sums_are_handed_on(folder, order):
+def test_sums_are_handed_on(emulated, order):
     """From block to block, of which some begin after those that wait for none; counters are back at
     0 for the next launch."""
-    environment = emulate.environment(folder, major=9, processors=12, order=order)
+    environment = emulate.environment(emulated, major=9, processors=12, order=order)
     done = subprocess.run(
         [sys.executable, "-c", RUNS], env=environment, text=True, capture_output=True
     )
@@ -170,9 +163,9 @@ print(len(found), all(found))
 
 
 @pytest.mark.parametrize("order", [7, 150])
-def test_a_cluster_shares_cuts(folder, order):
+def test_a_cluster_shares_cuts(emulated, order):
     """The sum goes from block to block, in ascending order of cuts."""
-    environment = emulate.environment(folder, major=9, processors=12, order=order)
+    environment = emulate.environment(emulated, major=9, processors=12, order=order)
     done = subprocess.run(
         [sys.executable, "-c", CLUSTERS], env=environment, text=True, capture_output=True
     )
@@ -208,10 +201,10 @@ print(len(found))
 
 
 @pytest.mark.parametrize("order", [7, 150])
-def test_a_cluster_shares_operands(folder, order):
+def test_a_cluster_shares_operands(emulated, order):
     """A tile is brought once for all blocks that read it, and not before each has room; half of the
     tiles in each order."""
-    environment = emulate.environment(folder, major=9, processors=8, order=order)
+    environment = emulate.environment(emulated, major=9, processors=8, order=order)
     done = subprocess.run(
         [sys.executable, "-c", SHARED, str(order)], env=environment, text=True, capture_output=True
     )
@@ -262,11 +255,11 @@ print(len(found) >= 30, all(found), *sorted(a + way for a, way in ways))
 
 
 @pytest.mark.parametrize("order", [0, 7])
-def test_readings_of_tf32(folder, order):
+def test_readings_of_tf32(emulated, order):
     """Where they lie, as those of the transpose, copied: the copy engine rounds all the same. 7:
     products are made late, when the words that they read have left their variables."""
     done = subprocess.run(
-        [sys.executable, "-c", READINGS], env=emulate.environment(folder, major=9, order=order),
+        [sys.executable, "-c", READINGS], env=emulate.environment(emulated, major=9, order=order),
         text=True, capture_output=True,
     )  # fmt: skip
     ways = ["NNcopies", "NNright", "NNturned", "NTlying", "TNcopies", "TNright"]
@@ -293,11 +286,11 @@ print(found[0] == found[1])
 """
 
 
-def test_the_last_columns_read_no_further_than_parts_go(folder):
+def test_the_last_columns_read_no_further_than_parts_go(emulated):
     """Of 96 sums 64 are a block's and its last strip is half of one; parts end where an allocation
     does, behind which is memory that may not be read."""
     done = subprocess.run(
-        [sys.executable, "-c", COLUMNS], env=emulate.environment(folder), text=True,
+        [sys.executable, "-c", COLUMNS], env=emulate.environment(emulated), text=True,
         capture_output=True, cwd=HERE.parent,
     )  # fmt: skip
     assert done.stdout.split() == ["True"], (done.returncode, done.stderr)
@@ -315,7 +308,7 @@ print((cpu == cuda).all())
 """
 
 
-def outcomes(folder, tmp_path, script, source, whole, left, **options):
+def outcomes(emulated, tmp_path, script, source, whole, left, **options):
     """What a script says with the emulator, and with one that lacks something in a source."""
     hurt = tmp_path / "emulator"
     hurt.mkdir()
@@ -325,7 +318,7 @@ def outcomes(folder, tmp_path, script, source, whole, left, **options):
         (hurt / one.name).write_text(text.replace(whole, left) if one.name == source else text)
     found = {}
     for name, sources in {"whole": HERE / "emulator", "hurt": hurt}.items():
-        environment = emulate.environment(folder, **options) | {
+        environment = emulate.environment(emulated, **options) | {
             "EMULATOR_FOLDER": str(sources),
             "AICF_CACHE_DIR": str(tmp_path / name),
         }
@@ -337,11 +330,11 @@ def outcomes(folder, tmp_path, script, source, whole, left, **options):
 
 
 @pytest.mark.parametrize("order", [1, 2])
-def test_a_missing_barrier_is_found(folder, order, tmp_path):
+def test_a_missing_barrier_is_found(emulated, order, tmp_path):
     """One of the barriers of a block is left out of what the kernels find."""
     whole = "inline void __syncthreads() { emulated::emulated_api.barrier(0, 0, true); }"
     left = "inline void __syncthreads() {}"
-    found = outcomes(folder, tmp_path, SCRIPT, "device.h", whole, left, order=order)
+    found = outcomes(emulated, tmp_path, SCRIPT, "device.h", whole, left, order=order)
     assert found == {"whole": ["True"], "hurt": ["False"]}
 
 
@@ -363,10 +356,10 @@ print(cpu.tobytes() == cuda.tobytes())
 """
 
 
-def test_sums_read_too_early_are_found(folder, tmp_path):
+def test_sums_read_too_early_are_found(emulated, tmp_path):
     """A wait for all products but the newest two, say, is one for all but the newest three."""
     whole, left = "left = static_cast<u32>(newest);", "left = static_cast<u32>(newest) + 1;"
-    found = outcomes(folder, tmp_path, ATTENTION, "hopper.h", whole, left, major=9, order=5)
+    found = outcomes(emulated, tmp_path, ATTENTION, "hopper.h", whole, left, major=9, order=5)
     assert found["whole"] == ["True"] and found["hurt"] != ["True"]
 
 
@@ -384,7 +377,7 @@ made = aicf.relu(v.T @ w)
 g.output("y", x @ (made.T if {turned} else made))
 found = []
 for options in ({{"device": "cpu", "tensor_cores": "sm_90"}}, {{"device": "cuda"}}):
-    step = g.compile(**options)
+    step = g.compile(math={math!r}, **options)
     found.append(step(**feed)["y"].numpy().tobytes())
 print(step.lowered[-1]["kernel"], found[0] == found[1])
 """
@@ -394,17 +387,20 @@ print(step.lowered[-1]["kernel"], found[0] == found[1])
     ("rows", "width", "dtype", "turned", "kernel"),
     [
         (128, 512, "float32", False, "gemm_f32_near_16x32_t4_4"),
+        (128, 512, "tf32", False, "gemm_f32_tf32_near_16x32_boxes_4"),
         (128, 520, "bfloat16", True, "gemm_bf16_near_32x32_boxes_5"),
         (2, 512, "float32", False, "gemm_f32_near_8x16_4"),
         (2, 512, "bfloat16", True, "gemm_bf16_thin"),
     ],
 )
-def test_products_that_read_too_early_are_found(folder, rows, width, dtype, turned, kernel):
+def test_products_that_read_too_early_are_found(emulated, rows, width, dtype, turned, kernel):
     """They begin beside the kernel that makes their right operand, which is NaN until they wait."""
-    script = LATE.format(rows=rows, width=width, dtype=dtype, turned=turned)
+    math = "tf32" if dtype == "tf32" else "fp32"
+    dtype = "float32" if dtype == "tf32" else dtype
+    script = LATE.format(rows=rows, width=width, dtype=dtype, math=math, turned=turned)
     said = []
     for fault in ({}, {"FAKE_CUDA_NOTHING_LATE": "gemm_"}):
-        environment = emulate.environment(folder, major=9, processors=132) | fault
+        environment = emulate.environment(emulated, major=9, processors=132) | fault
         done = subprocess.run(
             [sys.executable, "-c", script], env=environment, text=True, capture_output=True
         )
@@ -441,11 +437,11 @@ for name in {names!r}:
         ("left", 72, 776, ["128x128_cluster_5", "64x128"]),
     ],
 )
-def test_tiles_that_are_read_too_early_are_found(folder, side, rows, width, names):
+def test_tiles_that_are_read_too_early_are_found(emulated, side, rows, width, names):
     """Tiles are copied before the kernel before is done, unless that makes an operand."""
     script = LATE_TILES.format(side=side, rows=rows, width=width, names=names)
     for fault, said in (({}, "True"), ({"FAKE_CUDA_NOTHING_LATE": "gemm_"}, "False")):
-        environment = emulate.environment(folder, major=9, processors=132) | fault
+        environment = emulate.environment(emulated, major=9, processors=132) | fault
         done = subprocess.run(
             [sys.executable, "-c", script], env=environment, text=True, capture_output=True
         )

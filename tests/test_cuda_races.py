@@ -18,16 +18,9 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("emulated")
-    emulate.build(folder)
-    return folder
-
-
-def said(folder, *arguments, **options):
+def said(emulated, *arguments, **options):
     """What a part of the slice says on the emulator, the last line of it first."""
-    environment = emulate.environment(folder, 9, 132, 3, races=True) | options
+    environment = emulate.environment(emulated, 9, 132, 3, races=True) | options
     done = subprocess.run(
         [sys.executable, HERE / "slice_gpu.py", *arguments], env=environment, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -48,8 +41,8 @@ GRAPHS = r"^(whole [12]|chain mixed .1024|attention b.* (64\) none|128\) .*joint
     [(["--kernels", "--only", KERNELS], 17), (["--only", GRAPHS], 6)],
     ids=["products", "graphs"],
 )
-def test_nothing_races(folder, arguments, count):
-    out = said(folder, *arguments)
+def test_nothing_races(emulated, arguments, count):
+    out = said(emulated, *arguments)
     assert f"{count} of {count} graphs" in out, out
 
 
@@ -71,7 +64,7 @@ LANES = "tf32 wgmma_64x64_right$"  # which read words of a stage that one of the
         ("hopper.h", "left = static_cast<u32>(newest)", "left = newest + 1", ["--kernels", ROLES]),
     ],
 )  # fmt: skip
-def test_a_race_is_found(folder, tmp_path, source, whole, left, arguments):
+def test_a_race_is_found(emulated, tmp_path, source, whole, left, arguments):
     """Where something is left out of what the kernels find that orders accesses."""
     for one in (HERE / "emulator").iterdir():
         text = one.read_text()
@@ -79,6 +72,6 @@ def test_a_race_is_found(folder, tmp_path, source, whole, left, arguments):
         (tmp_path / one.name).write_text(text.replace(whole, left) if one.name == source else text)
     *options, only = arguments
     hurt = {"EMULATOR_FOLDER": str(tmp_path), "AICF_CACHE_DIR": str(tmp_path / "cache")}
-    assert "1 of 1 graphs" in said(folder, *options, "--only", only)
-    out = said(folder, *options, "--only", only, **hurt)
+    assert "1 of 1 graphs" in said(emulated, *options, "--only", only)
+    out = said(emulated, *options, "--only", only, **hurt)
     assert "emulator: a race in aicf_" in out, out
