@@ -64,7 +64,7 @@ struct KeptRows {
     A* const sums;     // of leaves
     A* const largest;  // of warps
     Four x[turns][lines];
-    uint32_t far = 0;  // the turns of which some of this thread's exponentials are not near
+    uint32_t low = 0;  // the turns of which some of this thread's exponentials are not near
 
     __device__ __forceinline__ explicit KeptRows(char* shared)
         : exps(reinterpret_cast<A*>(shared)), sums(exps + N), largest(sums + leaves) {}
@@ -104,7 +104,7 @@ struct KeptRows {
     __device__ __forceinline__ A sum(const Row& row, A most, const Row& next, bool here) {
         // Or they would stay widened from the first pass to the second.
         each_four<Warps, N>([&](int, int turn, int line) { keep_stored(x[turn][line]); });
-        far = 0;
+        low = 0;
 #pragma unroll
         for (int turn = 0; turn < turns; turn++) {
             A sum;
@@ -165,7 +165,7 @@ struct KeptRows {
                 for (int c = 0; c < 4; c++) v[line][c] = exp_near(v[line][c], most);
             });
         } else {
-            far |= 1u << turn;
+            low |= 1u << turn;
             each_line<Warps, N>(turn, [&](int, int line) {
 #pragma unroll
                 for (int c = 0; c < 4; c++) v[line][c] = exp_below(v[line][c], most);
@@ -277,7 +277,7 @@ __device__ __forceinline__ void put_quotients(const Kept& kept, const Out& out, 
     each_four<Warps, N>([&](int i, int turn, int) {
         const Pack<A, 4> exp = *reinterpret_cast<const Pack<A, 4>*>(kept.exps + i);
         A v[4];
-        if (Looks ? !(kept.far >> turn & 1) : share_nearly(exp)) {
+        if (Looks ? !(kept.low >> turn & 1) : share_nearly(exp)) {
 #pragma unroll
             for (int c = 0; c < 4; c++) v[c] = share_near(exp.at[c], inverse, sum);
         } else {
