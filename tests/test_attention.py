@@ -670,8 +670,8 @@ def test_kernels_compile(dtype, arch, tmp_path, monkeypatch):
     assert all(cubin[:4] == b"\x7fELF" for cubin in cubins)
 
 
-# Batch, heads, positions, columns of a head; heads of a lot forward and in the gradients, 132 SMs.
-LOTS = [
+# Batch, heads, positions, columns of a head; heads of a cohort forward and in gradients, 132 SMs.
+COHORTS = [
     ((16, 32, 1024, 64), 66, 132),
     ((16, 12, 1024, 64), 192, 132),
     ((4, 32, 4096, 64), 44, 66),
@@ -684,7 +684,7 @@ LOTS = [
 
 
 def attention_of(shape, causal):
-    g = aicf.Graph("lots")
+    g = aicf.Graph("cohorts")
     b, h, t, d = shape
     q, k, v, dy = (g.input(name, (b, h, t, d), "bfloat16") for name in ("q", "k", "v", "dy"))
     y = _fused_attention(q, k, v, None, causal, 0.125)
@@ -701,8 +701,8 @@ def forward_and_gradients(core, processors):
     ]
 
 
-def lots_of(program):
-    return [int(lot) for lot in re.findall(r" lot = (\d+);", program)]
+def cohorts_of(program):
+    return [int(cohort) for cohort in re.findall(r" cohort = (\d+);", program)]
 
 
 @pytest.mark.skipif(not hasattr(_core, "cuda_programs"), reason="no CUDA backend in this build")
@@ -715,31 +715,32 @@ def test_sums_of_one_kernel_for_all_gradients(positions, first):
 
 
 @pytest.mark.skipif(not hasattr(_core, "cuda_programs"), reason="no CUDA backend in this build")
-@pytest.mark.parametrize(("shape", "forward", "gradients"), LOTS, ids=str)
-def test_lots_of_heads(shape, forward, gradients):
+@pytest.mark.parametrize(("shape", "forward", "gradients"), COHORTS, ids=str)
+def test_cohorts_of_heads(shape, forward, gradients):
     """How many heads are dealt to blocks together, and that it says nothing of the order."""
     core = attention_of(shape, causal=True)
     programs = forward_and_gradients(core, 132)
     joint = shape not in ((1, 8, 32768, 64), (16, 16, 1024, 128))  # gradients by one kernel
     assert ("_joint_" in programs[1]) == joint
-    assert [lots_of(p) for p in programs] == [[forward], [gradients] * (1 if joint else 2)]
+    assert [cohorts_of(p) for p in programs] == [[forward], [gradients] * (1 if joint else 2)]
     ops = json.loads(_core.cuda_plan(core, (), 132, "sm_90a"))["ops"]
     orders = {op["op"]: op["attrs"]["order"] for op in ops if "attention" in op["op"]}
     assert orders == {"attention": "mma16(128)", "attention_grads": "mma16(128)"}
     few = forward_and_gradients(core, 24)[0]
-    assert lots_of(few) != [forward]
-    differ = r"(?<= lot = )\d+|(?<=_bf16_)[0-9a-f]{16}"
+    assert cohorts_of(few) != [forward]
+    differ = r"(?<= cohort = )\d+|(?<=_bf16_)[0-9a-f]{16}"
     assert re.sub(differ, "", few) == re.sub(differ, "", programs[0])
 
 
 @pytest.mark.skipif(not hasattr(_core, "cuda_programs"), reason="no CUDA backend in this build")
 @pytest.mark.parametrize(
-    ("shape", "lot"), [((4, 32, 4096, 64), 12), ((1, 32, 16384, 64), 4), ((1, 16, 16384, 128), 3)]
+    ("shape", "cohort"),
+    [((4, 32, 4096, 64), 12), ((1, 32, 16384, 64), 4), ((1, 16, 16384, 128), 3)],
 )
-def test_lots_whose_tiles_cost_the_same(shape, lot):
+def test_cohorts_whose_tiles_cost_the_same(shape, cohort):
     """As many heads as give blocks two tiles each, and as the L2 cache has."""
     programs = forward_and_gradients(attention_of(shape, causal=False), 132)
-    assert lots_of(programs[0]) == [lot]
+    assert cohorts_of(programs[0]) == [cohort]
 
 
 @pytest.mark.parametrize("given", ["value", "array"])

@@ -132,7 +132,7 @@ bool stores_pairs(const View& view) {
 
 /// How the tiles of heads are dealt to the blocks of a persistent grid, as TileTurn has it.
 struct Deal {
-    int64_t lot, blocks;
+    int64_t cohort, blocks;  // heads that are dealt together
 };
 
 /// What the busiest block of a deal has to do. `costs`: of the tiles of a head, the longest first.
@@ -141,33 +141,33 @@ int64_t busiest_of(const Deal& deal, const std::vector<int64_t>& costs, int64_t 
     std::vector<int64_t> loads(static_cast<size_t>(deal.blocks));
     for (int64_t unit = 0; unit < tiles * heads; unit++) {
         const int64_t round = unit / deal.blocks, at = unit % deal.blocks,
-                      first = unit / (tiles * deal.lot) * deal.lot;
+                      first = unit / (tiles * deal.cohort) * deal.cohort;
         loads[static_cast<size_t>(round % 2 ? deal.blocks - 1 - at : at)] +=
-            costs[static_cast<size_t>(unit % (tiles * deal.lot) /
-                                      std::min(deal.lot, heads - first))];
+            costs[static_cast<size_t>(unit % (tiles * deal.cohort) /
+                                      std::min(deal.cohort, heads - first))];
     }
     return *std::max_element(loads.begin(), loads.end());
 }
 
 /// The deal whose busiest block has least to do. `fits`: of how many heads the L2 cache has what
-/// their tiles read in common; lots of more, up to `most`, are taken where they save a percent.
+/// their tiles read in common; cohorts of more, up to `most`, are taken where they save a percent.
 Deal deal(const std::vector<int64_t>& costs, int64_t heads, int64_t fits, int64_t most,
           int processors) {
-    constexpr int64_t looked_at = 1 << 16, all_lots = 1 << 20;
+    constexpr int64_t looked_at = 1 << 16, all_cohorts = 1 << 20;
     const auto tiles = static_cast<int64_t>(costs.size());
     const int64_t units = tiles * heads, all = std::max(processors, 1);
     if (costs.front() == costs.back() || units > looked_at)
         return {std::clamp(ceil_div(2 * all, tiles), int64_t{1}, fits), std::min(units, all)};
     Deal best{};
     int64_t least = INT64_MAX;
-    const auto after = [&](int64_t lot) {
-        const int64_t step = units * most > all_lots ? std::max<int64_t>(lot / 8, 1) : 1;
-        return std::min(most, lot + step);
+    const auto after = [&](int64_t cohort) {
+        const int64_t step = units * most > all_cohorts ? std::max<int64_t>(cohort / 8, 1) : 1;
+        return std::min(most, cohort + step);
     };
     for (const int64_t blocks : {all, std::max(all / tiles * tiles, all / 2)})
-        for (int64_t lot = 1, last = 0; last < most; last = lot, lot = after(lot)) {
-            const Deal one{lot, std::min(units, blocks)};
-            const int64_t busiest = busiest_of(one, costs, heads) * (lot > fits ? 101 : 100);
+        for (int64_t cohort = 1, last = 0; last < most; last = cohort, cohort = after(cohort)) {
+            const Deal one{cohort, std::min(units, blocks)};
+            const int64_t busiest = busiest_of(one, costs, heads) * (cohort > fits ? 101 : 100);
             if (busiest < least) {
                 least = busiest;
                 best = one;
@@ -255,8 +255,8 @@ Deal deal_of(const LoweredOp& op, const Limits& limits, Part part, const Roles& 
                   bytes = std::max<int64_t>(4 * q.shape[3] * others, 1),
                   fits = std::clamp(cached / bytes, int64_t{1}, heads);
     // Forward keys and values may fill the cache; what does not fit is read once for all tiles of a
-    // head that are at work at a time: six are enough. Causal, forward, TFLOP/s by lots on an H100:
-    // 16384 positions, 32 heads of 64: 5 384, 8 385, 10 397, 20 403, 32 382; 16 heads of 128:
+    // head that are at work at a time: six are enough. Causal, forward, TFLOP/s by cohorts on an
+    // H100: 16384 positions, 32 heads of 64: 5 384, 8 385, 10 397, 20 403, 32 382; 16 heads of 128:
     // 1 535, 16 551; on an H200: 4096 positions, 64 heads of 128: 11 485, 22 503, 32 458. Gradients
     // lose by it: 16384 positions, 32 heads of 64: 3 338, 11 320, 22 307, 32 325.
     const int64_t most =
@@ -267,10 +267,10 @@ Deal deal_of(const LoweredOp& op, const Limits& limits, Part part, const Roles& 
 
 /// Tiles of a head at work at a time where one kernel makes all gradients: the fewer the shorter
 /// heads are, since each begins behind the one before. Causal, TFLOP/s on an H200 by heads of a
-/// lot, heads of 64: 1024 positions 16 120, 66 314, 132 327, two kernels, of seven products, 276;
-/// 4096 positions 16 326, 33 373, 44 387, 66 401, two kernels 319; 16384 positions 16 428, 32 416,
-/// two kernels 327. Heads of 128: 1024 positions 16 187, 66 347, two kernels 341; 4096 positions
-/// 16 389, 33 440, two kernels 401.
+/// cohort, heads of 64: 1024 positions 16 120, 66 314, 132 327, two kernels, of seven products,
+/// 276; 4096 positions 16 326, 33 373, 44 387, 66 401, two kernels 319; 16384 positions 16 428, 32
+/// 416, two kernels 327. Heads of 128: 1024 positions 16 187, 66 347, two kernels 341; 4096
+/// positions 16 389, 33 440, two kernels 401.
 int64_t joint_sharing(const LoweredOp& op) {
     const int64_t boxes = op.inputs[0].shape[3] / 64,
                   tiles = ceil_div(op.inputs[1].shape[2], int64_t{128});
@@ -285,7 +285,7 @@ bool may_be_joint(const LoweredOp& op, const Limits& limits) {
 /// Where it adds the gradients of queries between two tiles of keys: for so many heads of keys at a
 /// time, for so many of queries each blocks of rows.
 struct JointSums {
-    int64_t lot, slots, blocks, bytes;
+    int64_t cohort, slots, blocks, bytes;
 };
 JointSums joint_sums(const LoweredOp& op, const Limits& limits) {
     const Roles roles = *roles_of(op, limits, Part::joint);
@@ -293,10 +293,10 @@ JointSums joint_sums(const LoweredOp& op, const Limits& limits) {
     const int64_t blocks = ceil_div(q.shape[2], roles.block),
                   tiles = ceil_div(k.shape[2], roles.rows()), share = q.shape[1] / k.shape[1],
                   heads = q.shape[0] * k.shape[1], all = std::max(limits.processors, 1);
-    const int64_t lot = std::clamp(all / joint_sharing(op), int64_t{1}, heads);
+    const int64_t cohort = std::clamp(all / joint_sharing(op), int64_t{1}, heads);
     // A head waits for one that came so many before: for none at work.
-    const int64_t slots = std::min(heads, std::max(2 * lot, ceil_div(3 * all, tiles))) * share;
-    return {lot, slots, blocks, slots * blocks * roles.boxes * roles.block * 64 * 4};
+    const int64_t slots = std::min(heads, std::max(2 * cohort, ceil_div(3 * all, tiles))) * share;
+    return {cohort, slots, blocks, slots * blocks * roles.boxes * roles.block * 64 * 4};
 }
 
 bool may_have_roles(const LoweredOp& op, const Limits& limits) {
@@ -447,7 +447,7 @@ class AttentionText {
         text_.blocks = dealt.blocks;
         for (const HeadMap& one : roles.maps) text_.maps.push_back(one.map);
         text_.shared = static_cast<uint32_t>(forward_ ? forward_room(roles) : gradient_room(roles));
-        text_.body += roles_struct(roles, dealt.lot) + body_head();
+        text_.body += roles_struct(roles, dealt.cohort) + body_head();
         text_.body += cat("    ", name_, "_wgmma<@_Layout, @_Shape, ", cuda_type(type_), ">(grid, ",
                           results_, numbers_and_maps(roles), "float(", number(), kPerScale, ")",
                           forward_ ? "" : cat(", float(", number(), ")"), ");\n}\n");
@@ -477,7 +477,7 @@ class AttentionText {
         for (const HeadMap& one : roles.maps) text_.maps.push_back(one.map);
         text_.shared = static_cast<uint32_t>(joint_room(roles));
         text_.body += roles_struct(
-            roles, sums.lot,
+            roles, sums.cohort,
             cat("    static constexpr uint32_t slots = ", sums.slots, ", slopes = ", roles.slopes,
                 ", owns = ", roles.owns, ";\n", step_text("queries", 64, type_, false, true, true),
                 step_text("keys", static_cast<int>(d_), type_, false, true)));
@@ -511,7 +511,8 @@ class AttentionText {
     }
 
     /// The struct @_Layout of a kernel with roles.
-    std::string roles_struct(const Roles& roles, int64_t lot, const std::string& more = "") const {
+    std::string roles_struct(const Roles& roles, int64_t cohort,
+                             const std::string& more = "") const {
         std::string text =
             cat("struct @_Layout {\n    static constexpr int boxes = ", roles.boxes,
                 forward_ ? cat(", groups = ", roles.groups) : cat(", block = ", roles.block),
@@ -521,7 +522,7 @@ class AttentionText {
                 !forward_           ? 232
                 : roles.groups == 3 ? 160
                                     : 240,
-                ";\n    static constexpr uint32_t lot = ", lot, ";\n");
+                ";\n    static constexpr uint32_t cohort = ", cohort, ";\n");
         if (!forward_)
             text +=
                 cat("    static constexpr int seconds = ", roles.seconds,

@@ -141,8 +141,8 @@ __device__ __forceinline__ void attention_dq_wgmma(const Grid& grid, E* dq, cons
         int head, batch, i0, blocks;
         bool there;
         __device__ __forceinline__ Place(const Grid& grid, uint32_t round) {
-            const TileTurn<tiles, uint32_t(Shape::heads * Shape::batches), Layout::lot> turn(grid,
-                                                                                             round);
+            const TileTurn<tiles, uint32_t(Shape::heads * Shape::batches), Layout::cohort> turn(
+                grid, round);
             there = turn.there();
             head = int(turn.head % uint32_t(Shape::heads));
             batch = int(turn.head / uint32_t(Shape::heads));
@@ -407,7 +407,8 @@ __device__ __forceinline__ void attention_dkv_wgmma(const Grid& grid, E* dk, E* 
         int group, batch, j0, skipped, turns;
         bool there;
         __device__ __forceinline__ Place(const Grid& grid, uint32_t round) {
-            const TileTurn<tiles, groups * uint32_t(Shape::batches), Layout::lot> turn(grid, round);
+            const TileTurn<tiles, groups * uint32_t(Shape::batches), Layout::cohort> turn(grid,
+                                                                                          round);
             there = turn.there();
             group = int(turn.head % groups);
             batch = int(turn.head / groups);

@@ -78,7 +78,7 @@ struct JointPlace {
     int group, batch, tile, skipped, turns;
     bool there;
     __device__ __forceinline__ explicit JointPlace(uint32_t unit) {
-        const TileTurn<tiles, groups * uint32_t(Shape::batches), Layout::lot> turn(unit);
+        const TileTurn<tiles, groups * uint32_t(Shape::batches), Layout::cohort> turn(unit);
         there = turn.there();
         group = int(turn.head % groups);
         batch = int(turn.head / groups);

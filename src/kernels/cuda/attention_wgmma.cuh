@@ -33,21 +33,22 @@ struct AttentionRoom {
     static constexpr int bytes = places + 4 * 16;
 };
 
-/// The tiles of all heads in the order in which blocks take them: `Lot` heads after `Lot` heads, so
-/// that their keys and values stay in the L2 cache, of these the longest tiles first. Every second
-/// round goes the other way, so that whoever had a long tile gets a short one.
-template <uint32_t Tiles, uint32_t Heads, uint32_t Lot>
+/// The tiles of all heads in the order in which blocks take them: `Cohort` heads after `Cohort`
+/// heads, so that their keys and values stay in the L2 cache, of these the longest tiles first.
+/// Every second round goes the other way, so that whoever had a long tile gets a short one.
+template <uint32_t Tiles, uint32_t Heads, uint32_t Cohort>
 struct TileTurn {
     uint32_t unit, head, tile;  // the tile: how many of the head are longer
     __device__ __forceinline__ TileTurn(const Grid& grid, uint32_t round)
         : TileTurn(round * uint32_t(grid.blocks) +
                    uint32_t(round % 2 ? grid.blocks - 1 - grid.block : grid.block)) {}
     __device__ __forceinline__ explicit TileTurn(uint32_t of) : unit(of) {
-        const uint32_t first = unit / (Tiles * Lot) * Lot, at = unit % (Tiles * Lot);
-        constexpr uint32_t rest = Heads % Lot ? Heads % Lot : Lot;  // heads of the last lot
-        const bool whole = rest == Lot || Heads - first >= Lot;
-        tile = whole ? at / Lot : at / rest;
-        head = first + at - tile * (whole ? Lot : rest);
+        const uint32_t first = unit / (Tiles * Cohort) * Cohort, at = unit % (Tiles * Cohort);
+        constexpr uint32_t rest =
+            Heads % Cohort ? Heads % Cohort : Cohort;  // heads of the last cohort
+        const bool whole = rest == Cohort || Heads - first >= Cohort;
+        tile = whole ? at / Cohort : at / rest;
+        head = first + at - tile * (whole ? Cohort : rest);
     }
     __device__ __forceinline__ bool there() const { return unit < Tiles * Heads; }
 };
@@ -314,8 +315,8 @@ __device__ __forceinline__ void attention_wgmma(const Grid& grid, E* o, float* m
             there = blocks > 0;
         }
         __device__ __forceinline__ Place(const Grid& grid, uint32_t round) {
-            const TileTurn<tiles, uint32_t(Shape::heads * Shape::batches), Layout::lot> turn(grid,
-                                                                                             round);
+            const TileTurn<tiles, uint32_t(Shape::heads * Shape::batches), Layout::cohort> turn(
+                grid, round);
             there = turn.there();
             head = int(turn.head % uint32_t(Shape::heads));
             batch = int(turn.head / uint32_t(Shape::heads));
@@ -343,11 +344,11 @@ __device__ __forceinline__ void attention_wgmma(const Grid& grid, E* o, float* m
     if (warp < 4) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Layout::producer_registers));
         if (leads_copies(threadIdx.x / 32)) {
-            const auto copy = [&](uint32_t to, const char* map, int lot, int x, int y, int z,
+            const auto copy = [&](uint32_t to, const char* map, int bytes, int x, int y, int z,
                                   uint32_t barrier) {
 #pragma unroll
                 for (int b = 0; b < boxes; b++)
-                    copy_box<1>(to + b * lot, map, x + 64 * b, y, z, barrier);
+                    copy_box<1>(to + b * bytes, map, x + 64 * b, y, z, barrier);
             };
             // Says where a unit is and loads its queries.
             const auto ask = [&](uint32_t round) {
