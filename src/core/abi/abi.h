@@ -26,9 +26,10 @@
 //             2 0, 0 2, 1 1, 1 0, 0 1 and 0 0, one pair after the other, k ascending in steps
 //             of 16. The results of pieces are added in ascending order, in f32.
 // Running sums (cumsum) add in ascending position, from the end where they are reversed. Where
-//   there are few long lines (kScanLines, kScanChunk) a line is cut into chunks: a result is the
-//   running sum inside its chunk, added to the running sum of the totals of the chunks before,
-//   which is made in the same way.
+// there
+//   are few long lines (kScanLines, kScanChunk) a line is cut into chunks: a result is the running
+//   sum inside its chunk, added to the running sum of the totals of the chunks before, which is
+//   made in the same way.
 // Attention  takes the keys of a row in blocks of c, in ascending order, c of its own `order`:
 //   chain(c)  A score is a chain over the columns. A weight is 2^(score log2(e) scale - top), where
 //             top is the whole number above the largest such exponent so far; where it moves, sums
