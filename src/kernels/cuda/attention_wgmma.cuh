@@ -344,11 +344,11 @@ __device__ __forceinline__ void attention_wgmma(const Grid& grid, E* o, float* m
     if (warp < 4) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Layout::producer_registers));
         if (leads_copies(threadIdx.x / 32)) {
-            const auto copy = [&](uint32_t to, const char* map, int bytes, int x, int y, int z,
+            const auto copy = [&](uint32_t to, const char* map, int lot, int x, int y, int z,
                                   uint32_t barrier) {
 #pragma unroll
                 for (int b = 0; b < boxes; b++)
-                    copy_box<1>(to + b * bytes, map, x + 64 * b, y, z, barrier);
+                    copy_box<1>(to + b * lot, map, x + 64 * b, y, z, barrier);
             };
             // Says where a unit is and loads its queries.
             const auto ask = [&](uint32_t round) {

@@ -126,8 +126,9 @@ class RowText {
     /// The elements of an input's rows; of one that lies in memory they are read as they are.
     void elements(int position, int number) {
         const std::vector<size_t> steps = steps_for(op_, 0, row_.at, {number});
-        text_.body += row_struct(op_, layout_, std::to_string(position), reads(position), steps,
-                                 operand_text(op_, number), a_,
+        text_.body += row_struct(op_, layout_, std::to_string(position),
+                                 steps.empty() ? std::vector<int>{number} : inputs_of(op_, steps),
+                                 steps, operand_text(op_, number), a_,
                                  kept_ || ahead_ || filled_.warps ? "@_Elem" : "",
                                  filled_.warps ? own_of(position) : -1);
         arguments_ += cat(", @_Make", position, "{block}");
