@@ -341,9 +341,9 @@ class RowText {
                        pairs ? " / 2" : "", "; j++) {\n            ", formula, "\n            }\n",
                        store);
         };
-        const bool pairs = !direct && in_pairs(steps, read, results);
+        pairs_ = !direct && in_pairs(steps, read, results);
         std::string text = some(false);
-        if (pairs) {
+        if (pairs_) {
             fields_ = begins_ = "";
             const char* e = cuda_type(row_.x->dtype);
             text =
@@ -354,7 +354,7 @@ class RowText {
         }
         if (kept_) fields_ += across(results[0] - inputs_, a_);
         if (filled_.warps || (ahead_ && norm_))
-            fields_ += beside_text(read, results, before, formula, pairs);
+            fields_ += beside_text(read, results, before, formula);
         put_struct(!results.empty(), text);
     }
     void put_struct(bool stores, const std::string& some) {
@@ -393,8 +393,7 @@ class RowText {
     }
     /// What FilledRows takes of a row of @_Put: all reads of some elements, then all stores.
     std::string beside_text(const std::vector<int>& read, const std::vector<int>& results,
-                            const std::string& before, const std::string& formula,
-                            bool pairs) const {
+                            const std::string& before, const std::string& formula) const {
         std::string some, together, loads, opens, stores;
         for (int k : read) {
             const char* e = cuda_type(op_.operand(k).dtype);
@@ -404,22 +403,22 @@ class RowText {
             together += cat(" && (", step, " == 0 || aligned_for<V>(x", k, "))");
             loads += cat(loads.empty() ? "" : ", ", type, "::template load<Together>(x", k,
                          " + @_Elem", k, "::at(i))");
-            opens += pairs ? cat("            Two<", e, "> a", k, "[V / 2];\n            some.x", k,
-                                 ".twos(a", k, ");\n")
-                           : cat("            Wide<", e, "> a", k, "[V];\n#pragma unroll\n",
-                                 "            for (int j = 0; j < V; j++) a", k,
-                                 "[j] = widen(some.x", k, "[", step, " == 0 ? 0 : j]);\n");
+            opens += pairs_ ? cat("            Two<", e, "> a", k, "[V / 2];\n            some.x",
+                                  k, ".twos(a", k, ");\n")
+                            : cat("            Wide<", e, "> a", k, "[V];\n#pragma unroll\n",
+                                  "            for (int j = 0; j < V; j++) a", k,
+                                  "[j] = widen(some.x", k, "[", step, " == 0 ? 0 : j]);\n");
         }
         for (int number : results) {
             const int k = number - inputs_;
             together += cat(" && aligned_for<V>(y", k, ")");
             const char* e = cuda_type(op_.operand(number).dtype);
-            opens += cat("            ", pairs ? "Two<" : "Wide<", e, "> r", k,
-                         pairs ? "[V / 2];\n" : "[V];\n");
-            stores += cat("            store_", pairs ? "twos" : "beside", "<V, Together>(y", k,
+            opens += cat("            ", pairs_ ? "Two<" : "Wide<", e, "> r", k,
+                         pairs_ ? "[V / 2];\n" : "[V];\n");
+            stores += cat("            store_", pairs_ ? "twos" : "beside", "<V, Together>(y", k,
                           " + i, r", k, ");\n");
         }
-        if (pairs)
+        if (pairs_)
             opens =
                 cat("            Two<", cuda_type(row_.x->dtype), "> v[V / 2];\n            Words<",
                     cuda_type(row_.x->dtype), ", V>::of(all).twos(v);\n", opens);
@@ -430,9 +429,9 @@ class RowText {
                    ";\n        }\n        template <int V, bool Together>\n", head,
                    "Some<V> beside(int64_t i) const {\n            return {", loads,
                    "};\n        }\n        template <int V, bool Together>\n", head,
-                   "void finish(int64_t i, const ", a_, " (&", pairs ? "all" : "v",
+                   "void finish(int64_t i, const ", a_, " (&", pairs_ ? "all" : "v",
                    ")[V], const Some<V>& some) const {\n", before, opens,
-                   "#pragma unroll\n            for (int j = 0; j < V", pairs ? " / 2" : "",
+                   "#pragma unroll\n            for (int j = 0; j < V", pairs_ ? " / 2" : "",
                    "; j++) {\n            ", formula, "\n            }\n", stores, "        }\n");
     }
 
@@ -528,6 +527,7 @@ class RowText {
     const FilledTeam filled_;
     const int64_t rows_;
     const bool ahead_;             // rows are read while their team is at the one before
+    bool pairs_ = false;           // two elements in an instruction, of results that are stored
     std::string arguments_;        // of the call
     std::string fields_, begins_;  // of @_Put::Row, and what they are made from
     KernelText text_;
