@@ -341,9 +341,8 @@ class RowText {
                        pairs ? " / 2" : "", "; j++) {\n            ", formula, "\n            }\n",
                        store);
         };
-        pairs_ = !direct && in_pairs(steps, read, results);
         std::string text = some(false);
-        if (pairs_) {
+        if (!direct && in_pairs(read, results)) {
             fields_ = begins_ = "";
             const char* e = cuda_type(row_.x->dtype);
             text =
@@ -378,23 +377,23 @@ class RowText {
 
     /// Whether all steps that make the results of elements are sums and products of 16 bits, two in
     /// an instruction; of what is made again for both, those before the row op, too.
-    bool in_pairs(const std::vector<size_t>& steps, const std::vector<int>& read,
-                  const std::vector<int>& results) const {
-        if (!is_16_bit(row_.x->dtype) || limits_.major < 9) return false;
+    bool in_pairs(const std::vector<int>& read, const std::vector<int>& results) const {
+        if (op_.body.empty() || !is_16_bit(row_.x->dtype) || limits_.major < 9) return false;
         for (const auto* all : {&read, &results})
             for (int k : *all)
                 if (op_.operand(k).dtype != row_.x->dtype) return false;
         static const std::set<std::string> names = {"add", "bias_add", "sub", "mul"};
-        return std::all_of(steps.begin(), steps.end(), [&](size_t i) {
-            const RegionStep& step = op_.body[i];
-            return i == row_.at || (names.contains(step.def->name) &&
-                                    op_.operand(step.outputs[0]).dtype == row_.x->dtype);
-        });
+        for (size_t i : steps_for(op_, 0, op_.body.size(), results))
+            if (i != row_.at && (!names.contains(op_.body[i].def->name) ||
+                                 op_.operand(op_.body[i].outputs[0]).dtype != row_.x->dtype))
+                return false;
+        return true;
     }
     /// What FilledRows takes of a row of @_Put: all reads of some elements, then all stores.
     std::string beside_text(const std::vector<int>& read, const std::vector<int>& results,
                             const std::string& before, const std::string& formula) const {
         std::string some, together, loads, opens, stores;
+        const bool pairs = in_pairs(read, results);
         for (int k : read) {
             const char* e = cuda_type(op_.operand(k).dtype);
             const std::string step = cat("@_Elem", k, "::step"),
@@ -403,22 +402,22 @@ class RowText {
             together += cat(" && (", step, " == 0 || aligned_for<V>(x", k, "))");
             loads += cat(loads.empty() ? "" : ", ", type, "::template load<Together>(x", k,
                          " + @_Elem", k, "::at(i))");
-            opens += pairs_ ? cat("            Two<", e, "> a", k, "[V / 2];\n            some.x",
-                                  k, ".twos(a", k, ");\n")
-                            : cat("            Wide<", e, "> a", k, "[V];\n#pragma unroll\n",
-                                  "            for (int j = 0; j < V; j++) a", k,
-                                  "[j] = widen(some.x", k, "[", step, " == 0 ? 0 : j]);\n");
+            opens += pairs ? cat("            Two<", e, "> a", k, "[V / 2];\n            some.x", k,
+                                 ".twos(a", k, ");\n")
+                           : cat("            Wide<", e, "> a", k, "[V];\n#pragma unroll\n",
+                                 "            for (int j = 0; j < V; j++) a", k,
+                                 "[j] = widen(some.x", k, "[", step, " == 0 ? 0 : j]);\n");
         }
         for (int number : results) {
             const int k = number - inputs_;
             together += cat(" && aligned_for<V>(y", k, ")");
             const char* e = cuda_type(op_.operand(number).dtype);
-            opens += cat("            ", pairs_ ? "Two<" : "Wide<", e, "> r", k,
-                         pairs_ ? "[V / 2];\n" : "[V];\n");
-            stores += cat("            store_", pairs_ ? "twos" : "beside", "<V, Together>(y", k,
+            opens += cat("            ", pairs ? "Two<" : "Wide<", e, "> r", k,
+                         pairs ? "[V / 2];\n" : "[V];\n");
+            stores += cat("            store_", pairs ? "twos" : "beside", "<V, Together>(y", k,
                           " + i, r", k, ");\n");
         }
-        if (pairs_)
+        if (pairs)
             opens =
                 cat("            Two<", cuda_type(row_.x->dtype), "> v[V / 2];\n            Words<",
                     cuda_type(row_.x->dtype), ", V>::of(all).twos(v);\n", opens);
@@ -429,9 +428,9 @@ class RowText {
                    ";\n        }\n        template <int V, bool Together>\n", head,
                    "Some<V> beside(int64_t i) const {\n            return {", loads,
                    "};\n        }\n        template <int V, bool Together>\n", head,
-                   "void finish(int64_t i, const ", a_, " (&", pairs_ ? "all" : "v",
+                   "void finish(int64_t i, const ", a_, " (&", pairs ? "all" : "v",
                    ")[V], const Some<V>& some) const {\n", before, opens,
-                   "#pragma unroll\n            for (int j = 0; j < V", pairs_ ? " / 2" : "",
+                   "#pragma unroll\n            for (int j = 0; j < V", pairs ? " / 2" : "",
                    "; j++) {\n            ", formula, "\n            }\n", stores, "        }\n");
     }
 
@@ -527,7 +526,6 @@ class RowText {
     const FilledTeam filled_;
     const int64_t rows_;
     const bool ahead_;             // rows are read while their team is at the one before
-    bool pairs_ = false;           // two elements in an instruction, of results that are stored
     std::string arguments_;        // of the call
     std::string fields_, begins_;  // of @_Put::Row, and what they are made from
     KernelText text_;
