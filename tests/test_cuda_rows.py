@@ -633,51 +633,6 @@ def test_bits_of_rows_that_are_filled_ahead(n, dtype, offset):
         alike(value, ends[1][name])
 
 
-def norms_ahead(n, count, dtype="bfloat16", offset=0):
-    rng = np.random.default_rng(n)
-    kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
-    g = aicf.Graph("ahead")
-
-    def state(name, *shape):
-        return g.state(name, shape, dtype, init=rng.standard_normal(shape, np.float32).astype(kind))
-
-    x = state("x", count, n + 8 * offset)[:, offset : offset + n]
-    w, b = (state(name, n + offset)[offset:] for name in ("w", "b"))
-    for name, y in (
-        ("layer_norm", aicf.layer_norm(x, n, w, b)),
-        ("rms_norm", aicf.rms_norm(x, n, w)),
-        ("plain", aicf.gelu(aicf.layer_norm(x, n))),
-    ):
-        g.output(name, y)
-        g.output(f"d {name}", aicf.grad(aicf.sum(y * y), [x])[0])
-    return g
-
-
-@pytest.mark.parametrize(
-    ("n", "count", "ahead"),
-    [(64, 1 << 20, 0), (768, 16384, 2), (768, 512, 0), (1024, 16384, 2), (8192, 16384, 0)],
-)
-def test_norms_of_two_leaves_are_read_ahead(n, count, ahead):
-    """Others lost by it."""
-    text = _core.cuda_programs(norms_ahead(n, count)._core, _core.pass_names(), 132, "sm_90a")
-    assert len(re.findall(r"    normalize_ahead<", "".join(text))) == ahead
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("offset", [0, 1])
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize(
-    ("n", "count"), [(64, (1 << 17) + 3), (136, 60_001), (768, 13_001), (4096, 3001)]
-)
-def test_bits_of_norms_whose_rows_are_read_ahead(n, count, dtype, offset):
-    ends = []
-    for device in ("cpu", "cuda"):
-        step = norms_ahead(n, count, dtype, offset).compile(device=device, checks="off")()
-        ends.append({name: value.numpy().astype(np.float32) for name, value in step.items()})
-    for name, value in ends[0].items():
-        alike(value, ends[1][name])
-
-
 def residuals(shape, dtype, offset, x):
     """Rows of what something else is made of, too, on the way to results in 16 bits."""
     g = aicf.Graph("residuals")
@@ -726,6 +681,51 @@ def test_bits_of_residuals(shape, dtype, offset):
     ends = []
     for device in ("cpu", "cuda"):
         step = residuals(shape, dtype, offset, x).compile(device=device, checks="off")()
+        ends.append({name: value.numpy().astype(np.float32) for name, value in step.items()})
+    for name, value in ends[0].items():
+        alike(value, ends[1][name])
+
+
+def norms_ahead(n, count, dtype="bfloat16", offset=0):
+    rng = np.random.default_rng(n)
+    kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
+    g = aicf.Graph("ahead")
+
+    def state(name, *shape):
+        return g.state(name, shape, dtype, init=rng.standard_normal(shape, np.float32).astype(kind))
+
+    x = state("x", count, n + 8 * offset)[:, offset : offset + n]
+    w, b = (state(name, n + offset)[offset:] for name in ("w", "b"))
+    for name, y in (
+        ("layer_norm", aicf.layer_norm(x, n, w, b)),
+        ("rms_norm", aicf.rms_norm(x, n, w)),
+        ("plain", aicf.gelu(aicf.layer_norm(x, n))),
+    ):
+        g.output(name, y)
+        g.output(f"d {name}", aicf.grad(aicf.sum(y * y), [x])[0])
+    return g
+
+
+@pytest.mark.parametrize(
+    ("n", "count", "ahead"),
+    [(64, 1 << 20, 0), (768, 16384, 2), (768, 512, 0), (1024, 16384, 2), (8192, 16384, 0)],
+)
+def test_norms_of_two_leaves_are_read_ahead(n, count, ahead):
+    """Others lost by it."""
+    text = _core.cuda_programs(norms_ahead(n, count)._core, _core.pass_names(), 132, "sm_90a")
+    assert len(re.findall(r"    normalize_ahead<", "".join(text))) == ahead
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("offset", [0, 1])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(
+    ("n", "count"), [(64, (1 << 17) + 3), (136, 60_001), (768, 13_001), (4096, 3001)]
+)
+def test_bits_of_norms_whose_rows_are_read_ahead(n, count, dtype, offset):
+    ends = []
+    for device in ("cpu", "cuda"):
+        step = norms_ahead(n, count, dtype, offset).compile(device=device, checks="off")()
         ends.append({name: value.numpy().astype(np.float32) for name, value in step.items()})
     for name, value in ends[0].items():
         alike(value, ends[1][name])
