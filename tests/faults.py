@@ -44,8 +44,8 @@ FAULTS = [
         ("product",),
     ),
     Fault(  # a broadcast operand is gathered for every other block alone
-        "stale_block", "pointwise.inl", "}} else if (slot.mode == SlotMode::gather && {}) {{",
-        "!slot.output", "!slot.output && pos % (2 * p.block) == 0", ("pointwise",),
+        "stale_block", "pointwise.inl", "for (uint64_t left = {}; left;) {{",
+        "p.gathered", "pos % (2 * p.block) == 0 ? p.gathered : 0", ("pointwise",),
     ),
     Fault(  # rows of a turned tile lie a block apart, not a run
         "wrong_stride", "pointwise.inl",

@@ -124,6 +124,9 @@ Chosen* choose() {
     auto chosen = std::make_unique<Chosen>();
     chosen->name = best->name;
     best->fill(chosen->table);
+#if defined(__x86_64__)
+    chosen->table.quick_memory = __builtin_cpu_is("amd");
+#endif
     return chosen.release();  // lives as long as the process
 }
 

@@ -110,6 +110,9 @@ struct Program {
     bool flat;      // one instruction, every operand used in place or streamed
     bool rows;      // blocks stay within a row
     bool streams;   // some result may be streamed
+    // Slots, as bits: by how a block finds them; whose lines are asked for before they are written;
+    // and which it takes from their buffers to memory. Set when the pointers are.
+    uint64_t linear, row, gathered, fetched, leaving;
     int64_t shape[kMaxDims];
     AICF_HD const Slot* slot() const { return reinterpret_cast<const Slot*>(this + 1); }
     AICF_HD Slot* slot() { return reinterpret_cast<Slot*>(this + 1); }
@@ -119,7 +122,7 @@ struct Program {
         return reinterpret_cast<const int64_t*>(instr() + instrs) + of.operand * rank;
     }
 };
-static_assert(sizeof(Program) <= 192);
+static_assert(sizeof(Program) <= 192 && kMaxSlots <= 64);
 
 // ---- fused reductions ---------------------------------------------------------------------------
 //
@@ -196,8 +199,9 @@ using StridedCopyFn = void (*)(void* to, const int64_t* to_strides, const void* 
 struct Table {
     CpuKernel kernels[64];
     int kernel_count = 0;
-    InstrDef instrs[400];
+    InstrDef instrs[480];
     int instr_count = 0;
+    bool quick_memory = false;  // it takes less time than arithmetic of a flop to a byte
     void (*run_program)(const ArgBlock& args, int64_t begin, int64_t end, int phase, int thread);
     void (*run_batch)(const ArgBlock& args, int64_t begin, int64_t end, int phase, int thread);
     StridedCopyFn strided_copy;

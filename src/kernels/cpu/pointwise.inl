@@ -27,11 +27,43 @@ constexpr bool kWide = false;
 // An output may lie exactly on an input: element i is read before it is written, in any width.
 #define AICF_LOOP _Pragma("GCC ivdep") for (int64_t i = 0; i < n; i++)
 
+// What else a loop does with a result before it stores it: nothing, or one op more, whose other
+// operand is z.
+struct Alone {
+    template <class T>
+    static AICF_INLINE T call(T v, const T*, int64_t) {
+        return v;
+    }
+};
+template <class G>
+struct Then {
+    template <class T>
+    static AICF_INLINE T call(T v, const T* z, int64_t i) {
+        return G::call(v, z[i]);
+    }
+};
+template <class G>
+struct From {
+    template <class T>
+    static AICF_INLINE T call(T v, const T* z, int64_t i) {
+        return G::call(z[i], v);
+    }
+};
+
+template <class F, class T, class End>
+struct Unary {
+    static AICF_INLINE void run(int64_t n, T* y, const T* x, const T* z) {
+        AICF_LOOP y[i] = End::call(F::call(x[i]), z, i);
+    }
+};
+
 template <class F, class T, class R, int Scalars>
 void map1(int64_t n, void* const* at, const Scalar* s) {
     R* y = static_cast<R*>(at[0]);
     const T* x = static_cast<const T*>(at[1]);
-    if constexpr (Scalars == 0) {
+    if constexpr (Scalars == 0 && dtype_of<T> == dtype_of<R>) {
+        Unary<F, T, Alone>::run(n, y, x, nullptr);
+    } else if constexpr (Scalars == 0) {
         AICF_LOOP y[i] = F::call(x[i]);
     } else if constexpr (Scalars == 1) {
         const T p = scalar::cast<T>(s[0].f);
@@ -63,6 +95,19 @@ void map3(int64_t n, void* const* at, const Scalar*) {
     const A* a = static_cast<const A*>(at[1]);
     const T *b = static_cast<const T*>(at[2]), *c = static_cast<const T*>(at[3]);
     AICF_LOOP y[i] = F::call(a[i], b[i], c[i]);
+}
+
+// Two instructions as one: F, and what End says.
+template <class F, class T, int Arity, class End>
+void map_pair(int64_t n, void* const* at, const Scalar*) {
+    T* y = static_cast<T*>(at[0]);
+    const T *a = static_cast<const T*>(at[1]), *b = static_cast<const T*>(at[2]);
+    if constexpr (Arity == 1) {
+        Unary<F, T, End>::run(n, y, a, b);
+    } else {
+        const T* z = static_cast<const T*>(at[3]);
+        AICF_LOOP y[i] = End::call(F::call(a[i], b[i]), z, i);
+    }
 }
 
 template <class F, class T, int Arity, int Scalars, class R, class First>
@@ -156,29 +201,28 @@ AICF_POINTWISE_16(AICF_ROW)
 // chain of them for each element leaves it too few elements to work on at once. Passes are short,
 // so that it reads ahead while it computes.
 
-template <>
-void map1<exp_fn, float, float, 0>(int64_t n, void* const* at, const Scalar*) {
-    float* y = static_cast<float*>(at[0]);
-    const float* x = static_cast<const float*>(at[1]);
-    alignas(64) float r[kPass];
-    alignas(64) uint32_t e[kPass];
-    for (int64_t b = 0; b < n; b += kPass, x += kPass, y += kPass) {
-        const int64_t m = min64(kPass, n - b);
-        for (int64_t i = 0; i < m; i++) {
-            const scalar::ExpReduced v = scalar::exp_begin(x[i]);
-            r[i] = v.r;
-            e[i] = v.e;
+template <class End>
+struct Unary<exp_fn, float, End> {
+    static AICF_INLINE void run(int64_t n, float* y, const float* x, const float* z) {
+        alignas(64) float r[kPass];
+        alignas(64) uint32_t e[kPass];
+        for (int64_t b = 0; b < n; b += kPass, x += kPass, y += kPass) {
+            const int64_t m = min64(kPass, n - b);
+            for (int64_t i = 0; i < m; i++) {
+                const scalar::ExpReduced v = scalar::exp_begin(x[i]);
+                r[i] = v.r;
+                e[i] = v.e;
+            }
+            _Pragma("GCC ivdep") for (int64_t i = 0; i < m; i++) y[i] =
+                End::call(scalar::exp_end(x[i], {r[i], e[i]}), z, b + i);
         }
-        _Pragma("GCC ivdep") for (int64_t i = 0; i < m; i++) y[i] =
-            scalar::exp_end(x[i], {r[i], e[i]});
     }
-}
+};
 
 // Huge angles take a branch, which would keep the whole loop from vectorising.
-template <class T, class Reduced, class Reduce, class Fast, class Any>
-void map_angles(int64_t n, void* const* at, T limit, Reduce reduce, Fast fast, Any any) {
-    T* y = static_cast<T*>(at[0]);
-    const T* x = static_cast<const T*>(at[1]);
+template <class End, class T, class Reduced, class Reduce, class Fast, class Any>
+void map_angles(int64_t n, T* y, const T* x, const T* z, T limit, Reduce reduce, Fast fast,
+                Any any) {
     using U = scalar::BitsOf<T>;
     alignas(64) T hi[kPass], lo[kPass];
     alignas(64) U quarter[kPass];
@@ -195,40 +239,78 @@ void map_angles(int64_t n, void* const* at, T limit, Reduce reduce, Fast fast, A
         }
         if (most <= scalar::bits(limit)) {
             _Pragma("GCC ivdep") for (int64_t i = 0; i < m; i++) y[i] =
-                fast(x[i], Reduced{hi[i], lo[i], quarter[i]});
+                End::call(fast(x[i], Reduced{hi[i], lo[i], quarter[i]}), z, b + i);
         } else {
-            for (int64_t i = 0; i < m; i++) y[i] = any(x[i]);
+            for (int64_t i = 0; i < m; i++) y[i] = End::call(any(x[i]), z, b + i);
         }
     }
 }
 
-#define AICF_ANGLE(fn, T, Reduced, reduce, limit)                            \
-    template <>                                                              \
-    void map1<fn##_fn, T, T, 0>(int64_t n, void* const* at, const Scalar*) { \
-        map_angles<T, scalar::Reduced>(                                      \
-            n, at, scalar::limit, [](T x) { return scalar::reduce(x); },     \
-            [](T x, scalar::Reduced a) { return scalar::fn##_fast(x, a); },  \
-            [](T x) { return scalar::fn(x); });                              \
-    }
+#define AICF_ANGLE(fn, T, Reduced, reduce, limit)                                 \
+    template <class End>                                                          \
+    struct Unary<fn##_fn, T, End> {                                               \
+        static void run(int64_t n, T* y, const T* x, const T* z) {                \
+            map_angles<End, T, scalar::Reduced>(                                  \
+                n, y, x, z, scalar::limit, [](T v) { return scalar::reduce(v); }, \
+                [](T v, scalar::Reduced a) { return scalar::fn##_fast(v, a); },   \
+                [](T v) { return scalar::fn(v); });                               \
+        }                                                                         \
+    };
 AICF_ANGLE(sin, float, Angle, reduce_half, kSinFastLimit)
 AICF_ANGLE(cos, float, Angle, reduce_fast, kSinFastLimit)
 AICF_ANGLE(sin, double, Angle64, reduce_fast, kSinFastLimit64)
 AICF_ANGLE(cos, double, Angle64, reduce_fast, kSinFastLimit64)
 AICF_ANGLE(tan, double, Angle64, reduce_fast, kSinFastLimit64)
 #undef AICF_ANGLE
-template <>
-void map1<tan_fn, float, float, 0>(int64_t n, void* const* at, const Scalar* s) {
-    float* y = static_cast<float*>(at[0]);
-    const float* x = static_cast<const float*>(at[1]);
-    double wide[kPass];
-    for (int64_t b = 0; b < n; b += kPass, x += kPass, y += kPass) {
-        const int64_t m = min64(kPass, n - b);
-        for (int64_t i = 0; i < m; i++) wide[i] = x[i];
-        void* const both[] = {wide, wide};
-        map1<tan_fn, double, double, 0>(m, both, s);
-        for (int64_t i = 0; i < m; i++) y[i] = static_cast<float>(wide[i]);
+template <class End>
+struct Unary<tan_fn, float, End> {
+    static void run(int64_t n, float* y, const float* x, const float* z) {
+        double wide[kPass];
+        for (int64_t b = 0; b < n; b += kPass, x += kPass, y += kPass) {
+            const int64_t m = min64(kPass, n - b);
+            for (int64_t i = 0; i < m; i++) wide[i] = x[i];
+            Unary<tan_fn, double, Alone>::run(m, wide, wide, nullptr);
+            for (int64_t i = 0; i < m; i++) y[i] = End::call(static_cast<float>(wide[i]), z, b + i);
+        }
     }
+};
+
+// ---- pairs --------------------------------------------------------------------------------------
+
+// A function or a plain op, and what adds, subtracts or multiplies its result, in one loop: its
+// result is not stored and read again. Named by both; program.cpp looks for them by name.
+template <class F, class T, int Arity>
+void add_pairs(Table& table, const char* add, const char* sub, const char* from, const char* mul,
+               bool quick = true) {
+    const auto one = [&](const char* name, InstrFn fn) {
+        table.add(InstrDef{name, dtype_of<T>, dtype_of<T>, 1, Arity + 1, 0, 0, fn, quick});
+    };
+    one(add, map_pair<F, T, Arity, Then<add_fn>>);
+    one(sub, map_pair<F, T, Arity, Then<sub_fn>>);
+    one(from, map_pair<F, T, Arity, From<sub_fn>>);
+    one(mul, map_pair<F, T, Arity, Then<mul_fn>>);
 }
+#define AICF_PAIRS(fn, T, arity, quick) \
+    add_pairs<fn##_fn, T, arity>(table, #fn " add", #fn " sub", #fn " from", #fn " mul", quick)
+
+void register_pairs(Table& table) {
+    AICF_PAIRS(neg, float, 1, true);
+    AICF_PAIRS(neg, double, 1, true);
+    AICF_PAIRS(add, float, 2, true);
+    AICF_PAIRS(add, double, 2, true);
+    AICF_PAIRS(sub, float, 2, true);
+    AICF_PAIRS(sub, double, 2, true);
+    AICF_PAIRS(mul, float, 2, true);
+    AICF_PAIRS(mul, double, 2, true);
+    AICF_PAIRS(sqrt, float, 1, kWide);
+    AICF_PAIRS(exp, float, 1, kWide);
+    AICF_PAIRS(log, float, 1, kWide);
+    AICF_PAIRS(sin, float, 1, kWide);
+    AICF_PAIRS(cos, float, 1, kWide);
+    AICF_PAIRS(tanh, float, 1, kWide);
+    AICF_PAIRS(sigmoid, float, 1, kWide);
+}
+#undef AICF_PAIRS
 
 // ---- casts --------------------------------------------------------------------------------------
 
@@ -436,26 +518,35 @@ AICF_INLINE void start_slots(const Program& p, char* buffers, char** at) {
     }
 }
 
+AICF_INLINE int next_slot(uint64_t& slots) {
+    const int slot = __builtin_ctzll(slots);
+    slots &= slots - 1;
+    return slot;
+}
+
 /// One block of n elements from `pos` on, whose place in the iteration space is `index`.
 AICF_INLINE void run_block(const Program& p, char** at, const int64_t* index, int64_t pos,
                            int64_t n) {
     const Slot* slots = p.slot();
     const Instr* instrs = p.instr();
-    for (int s = 0; s < p.slots; s++) {
-        const Slot& slot = slots[s];
-        if (slot.mode == SlotMode::linear) {
-            at[s] = slot.ptr + pos * slot.size;
-            // Lines that are only written arrive while the block is computed.
-            if (slot.output && !slot.streams && p.total >= kStreamed)
-                for (int64_t i = 0; i < n * slot.size; i += 64) __builtin_prefetch(at[s] + i, 1);
-        } else if (slot.mode == SlotMode::row) {
-            const int64_t* strides = p.strides(slot);
-            int64_t offset = 0;
-            for (int d = 0; d < p.rank; d++) offset += index[d] * strides[d];
-            at[s] = slot.ptr + offset * slot.size;
-        } else if (slot.mode == SlotMode::gather && !slot.output) {
-            move_block<false>(p, slot, pos, n, at[s]);
-        }
+    for (uint64_t left = p.linear; left;) {
+        const int s = next_slot(left);
+        at[s] = slots[s].ptr + pos * slots[s].size;
+    }
+    for (uint64_t left = p.row; left;) {
+        const int s = next_slot(left);
+        const int64_t* strides = p.strides(slots[s]);
+        int64_t offset = 0;
+        for (int d = 0; d < p.rank; d++) offset += index[d] * strides[d];
+        at[s] = slots[s].ptr + offset * slots[s].size;
+    }
+    for (uint64_t left = p.gathered; left;) {
+        const int s = next_slot(left);
+        move_block<false>(p, slots[s], pos, n, at[s]);
+    }
+    for (uint64_t left = p.fetched; left;) {
+        const int s = next_slot(left);
+        for (int64_t i = 0; i < n * slots[s].size; i += 64) __builtin_prefetch(at[s] + i, 1);
     }
     for (int k = 0; k < p.instrs; k++) {
         const Instr& instr = instrs[k];
@@ -463,11 +554,12 @@ AICF_INLINE void run_block(const Program& p, char** at, const int64_t* index, in
         for (int i = 0; i < instr.operands; i++) operands[i] = at[instr.slot[i]];
         instr.fn(n, operands, instr.scalars);
     }
-    for (int s = 0; s < p.slots; s++) {
+    for (uint64_t left = p.leaving; left;) {
+        const int s = next_slot(left);
         const Slot& slot = slots[s];
         if (slot.mode == SlotMode::stream)
             stream_out(slot.ptr + pos * slot.size, at[s], n * slot.size);
-        else if (slot.mode == SlotMode::gather && slot.output)
+        else
             move_block<true>(p, slot, pos, n, at[s]);
     }
 }
@@ -607,6 +699,7 @@ void register_pointwise(Table& table) {
     table.add(InstrDef{"cast", DType::bf16, DType::f32, 1, 1, 0, 0, widen_bfloat});
     table.add(InstrDef{"cast", DType::f32, DType::f16, 1, 1, 0, 0, narrow_half});
     table.add(InstrDef{"cast", DType::f32, DType::bf16, 1, 1, 0, 0, narrow_bfloat});
+    register_pairs(table);
     table.run_program = run_program;
 }
 

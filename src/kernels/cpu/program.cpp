@@ -29,7 +29,7 @@ bool writes(const std::vector<ProgramStep>& steps, int number) {
 
 class Builder {
   public:
-    Builder(const Table& table, const LoweredOp& op) : table_(table) {
+    Builder(const Table& table, const LoweredOp& op) : table_(table), op_(op) {
         if (anchor(op).gemm) {
             product_ = op.body[0].outputs[0];
             row_ = op.outputs[0].shape[op.outputs[0].shape.rank() - 1];
@@ -47,6 +47,7 @@ class Builder {
     Builder(const Table& table, const LoweredOp& op, const Dims& shape,
             const std::vector<const View*>& views, std::vector<int> given, bool any_start)
         : table_(table),
+          op_(op),
           inputs_(static_cast<int>(op.inputs.size())),
           given_(std::move(given)),
           tiles_(false),
@@ -55,7 +56,8 @@ class Builder {
         find_space(shape);
     }
 
-    bool build(const std::vector<ProgramStep>& steps, const std::vector<DType>& temps) {
+    bool build(std::vector<ProgramStep> steps, const std::vector<DType>& temps) {
+        join_pairs(steps, temps);
         for (int i = 0; i < static_cast<int>(views_.size()); i++) {
             if (!tiles_ && views_[i] == &none_) {
                 held_.push_back({none_.dtype});
@@ -182,6 +184,55 @@ class Builder {
         if (block_ == 0) block_ = kBlock;  // an empty space
     }
 
+    /// A step and the only one that reads its result become one, where there is an instruction for
+    /// both. Every value is rounded as before.
+    void join_pairs(std::vector<ProgramStep>& steps, const std::vector<DType>& temps) {
+        const auto outer = static_cast<int>(views_.size());
+        const auto dtype = [&](int number) {
+            return number < outer ? views_[number]->dtype : temps[number - outer];
+        };
+        std::vector<int> readers(views_.size() + temps.size());
+        for (const ProgramStep& step : steps)
+            for (int number : step.inputs) readers[number]++;
+        for (size_t to = 1; to < steps.size(); to++) {
+            const InstrDef* best = nullptr;
+            size_t from = 0, other = 0;
+            for (size_t i = 0; i < 2 && steps[to].inputs.size() == 2; i++) {
+                const int number = steps[to].inputs[i];
+                if (number < outer || readers[number] != 1 || names(given_, number)) continue;
+                // What is read later must still be there, and an output may lie on an input.
+                size_t at = to;
+                while (at > 0 && !names(steps[at - 1].outputs, number) &&
+                       steps[at - 1].outputs[0] >= outer)
+                    at--;
+                if (at == 0 || !names(steps[at - 1].outputs, number)) continue;
+                const ProgramStep &first = steps[at - 1], &second = steps[to];
+                const DType type = dtype(number);
+                bool same = dtype(second.outputs[0]) == type;
+                for (const auto* numbers : {&first.inputs, &second.inputs})
+                    for (int read : *numbers) same &= dtype(read) == type;
+                const InstrDef* def =
+                    same ? find_instr(table_, pair_name(first.name, second.name, i), type, type)
+                         : nullptr;
+                if (!def || (best && best->inputs <= def->inputs)) continue;  // a function first
+                best = def;
+                from = at - 1;
+                other = 1 - i;
+            }
+            if (!best) continue;
+            std::vector<int> inputs = steps[from].inputs;
+            inputs.push_back(steps[to].inputs[other]);
+            steps[to] = {best->name, steps[to].outputs, inputs, {}};
+            steps.erase(steps.begin() + static_cast<std::ptrdiff_t>(from));
+            to--;
+        }
+    }
+    /// `side`: of the second, where the result of the first is read.
+    static std::string pair_name(std::string_view first, std::string_view second, size_t side) {
+        const auto plain = [](std::string_view name) { return name == "bias_add" ? "add" : name; };
+        return cat(plain(first), " ", second == "sub" && side == 1 ? "from" : plain(second));
+    }
+
     int add_slot(DType dtype) {
         Slot slot{};
         slot.operand = -1;
@@ -295,6 +346,8 @@ class Builder {
     /// Results larger than the caches are written past them, unless a fused op reads them soon.
     void choose_stream() {
         if (!kStreams || !quick_ || !tiles_ || product_ >= 0) return;
+        if (table_.quick_memory)
+            if (const Cost cost = cost_of(op_); cost.flops >= cost.bytes) return;
         total_ = 1;
         for (int64_t size : shape_) total_ *= size;
         if (!rows_ || cross_ >= 0 || shape_.empty() ||
@@ -348,6 +401,7 @@ class Builder {
     }
 
     const Table& table_;
+    const LoweredOp& op_;
     std::vector<const View*> views_;
     View none_;
     int inputs_ = 0, product_ = -1;
@@ -692,14 +746,24 @@ std::vector<char> build_batch(const Table& table, const LoweredOp& op) {
 void bind_program(ArgBlock& args, uint32_t at) {
     Program& program = *reinterpret_cast<Program*>(reinterpret_cast<char*>(&args) + args.tail + at);
     Slot* const slots = program.slot();
+    program.linear = program.row = program.gathered = program.fetched = program.leaving = 0;
     for (Slot* slot = slots; slot < slots + program.slots; slot++)
         if (slot->operand >= 0) slot->ptr = static_cast<char*>(args.operand(slot->operand).ptr);
-    for (Slot* slot = slots; slot < slots + program.slots; slot++) {
-        if (!slot->streams) continue;
+    for (int s = 0; s < program.slots; s++) {
+        Slot& slot = slots[s];
         const bool read = std::any_of(slots, slots + program.slots, [&](const Slot& other) {
-            return !other.output && other.ptr == slot->ptr;
+            return other.operand >= 0 && !other.output && other.ptr == slot.ptr;
         });
-        slot->mode = read ? SlotMode::linear : SlotMode::stream;  // what is read lies in the caches
+        // What is read lies in the caches.
+        if (slot.streams) slot.mode = read ? SlotMode::linear : SlotMode::stream;
+        const uint64_t bit = uint64_t{1} << s;
+        if (slot.mode == SlotMode::linear) program.linear |= bit;
+        if (slot.mode == SlotMode::row) program.row |= bit;
+        if (slot.mode == SlotMode::gather && !slot.output) program.gathered |= bit;
+        if (slot.mode == SlotMode::linear && slot.output && !read && program.total >= kStreamed)
+            program.fetched |= bit;
+        if (slot.mode == SlotMode::stream || (slot.mode == SlotMode::gather && slot.output))
+            program.leaving |= bit;
     }
 }
 
