@@ -53,27 +53,33 @@ TABLE = {
 }
 
 
+def graph_of(shape, kind, math):
+    """The graph of one product, its operands as they are stored, the math that it compiles with."""
+    dtype = math if math in ("bfloat16", "float16") else "float32"
+    m, n, k = (int(size) for size in shape.split("x"))
+    stored = [
+        size[::-1] if turned == "T" else size
+        for size, turned in zip([(m, k), (k, n)], kind, strict=True)
+    ]
+    graph = aicf.Graph("product")
+    states = [graph.state(name, size, dtype) for name, size in zip("ab", stored, strict=True)]
+    a, b = states
+    a, b = a.T if kind[0] == "T" else a, b.T if kind[1] == "T" else b
+    graph.output("c", aicf.matmul(a, b))
+    return graph, states, math if math in ("tf32", "fp32x", "bf16") else "fp32"
+
+
 class Product:
     """One product, ours and PyTorch's, on the same numbers."""
 
     def __init__(self, shape, kind, math):
-        dtype = math if math in ("bfloat16", "float16") else "float32"
         self.m, self.n, self.k = (int(size) for size in shape.split("x"))
         self.case = f"{shape} {kind} {math}"
-        self.math = math if math in ("tf32", "fp32x", "bf16") else "fp32"
-        sizes = {"a": (self.m, self.k), "b": (self.k, self.n)}
-        stored = {
-            name: size[::-1] if turned == "T" else size
-            for (name, size), turned in zip(sizes.items(), kind, strict=True)
-        }
+        self.graph, states, self.math = graph_of(shape, kind, math)
         self.tensors = {
-            name: torch.randn(size, device="cuda").to(getattr(torch, dtype))
-            for name, size in stored.items()
+            state.name: torch.randn(state.shape, device="cuda").to(getattr(torch, state.dtype))
+            for state in states
         }
-        self.graph = aicf.Graph("product")
-        a, b = (self.graph.state(name, size, dtype) for name, size in stored.items())
-        a, b = a.T if kind[0] == "T" else a, b.T if kind[1] == "T" else b
-        self.graph.output("c", aicf.matmul(a, b))
         a, b = self.tensors.values()
         self.operands = a.T if kind[0] == "T" else a, b.T if kind[1] == "T" else b
 

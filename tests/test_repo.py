@@ -255,6 +255,7 @@ def test_no_leak_line_at_exit(end):
 
 def test_package_files():
     assert (PACKAGE / "_core.pyi").exists() and (PACKAGE / "py.typed").exists()
+    assert (PACKAGE / "tuned_sm_90.json").exists()
     size = sum(p.stat().st_size for p in PACKAGE.rglob("*") if p.is_file())
     assert size < 20e6
     installed = importlib.import_module("importlib.metadata")

@@ -1,5 +1,8 @@
 """compile(tune=True) and aicf.tune: kernels chosen by timing them; the choice changes no bit."""
 
+import json
+from pathlib import Path
+
 import aicf
 import numpy as np
 import pytest
@@ -121,13 +124,19 @@ class Clocked:
     seconds = {("gemm one", "a"): 3e-3, ("gemm one", "b"): 1e-3, ("gemm one", "c"): 2e-3,
                ("gemm two", "a"): 1.00e-3, ("gemm two", "b"): 0.99e-3}  # fmt: skip
 
+    def __init__(self):
+        self.built = []
+
+    def build(self, wanted):
+        self.built += wanted
+
 
 @pytest.fixture
 def clocked(monkeypatch):
     kept, timed = {}, []
 
     class OneStep:
-        def __init__(self, trials, signature, name, copies):
+        def __init__(self, trials, signature, name, copies, share):
             self.taken = copies * trials.seconds[signature, name]
             timed.append((signature, name))
 
@@ -148,7 +157,10 @@ def test_the_quickest_is_taken_and_kept(clocked):
 
     def chosen(machine=machine, limit=6, again=False):
         timed.clear()
-        return [tuning._choice(trials, entry, machine, limit, again) for entry in trials.choices]
+        trials.built.clear()
+        found = tuning.choices(trials, machine, None, limit, again)
+        assert trials.built == timed  # compiled side by side, before any is timed
+        return found
 
     first = chosen()
     assert [one.kernel for one in first] == ["b", "a"] and len(timed) == 5
@@ -166,14 +178,95 @@ def test_the_quickest_is_taken_and_kept(clocked):
     assert tuning.Tuning("two", first).candidates == {"gemm one": "b", "gemm two": "a"}
 
 
+def test_a_table_of_the_package_goes_before_timing(clocked):
+    """Where it has all kernels that would be timed, in any order; the cache goes before it."""
+    kept, timed = clocked
+    machine = {"name": "GPU", "arch": "sm_90a", "driver": "13.0"}
+    trials = Clocked()
+    times = {"gemm one": {"b": 3e-3, "c": 1e-3, "a": 2e-3, "d": 1e-4}, "gemm two": {"b": 1e-3}}
+
+    def chosen(times=times, slower=(), limit=6, again=False):
+        timed.clear()
+        table = tuning.Table(times, {"gemm one": slower})
+        return tuning.choices(trials, machine, table, limit, again)
+
+    first = chosen()
+    assert [(one.kernel, one.shipped, one.known) for one in first] == [
+        ("c", True, True),
+        ("a", False, False),  # the table has no "a": another list of kernels
+    ]
+    assert timed == [("gemm two", "a"), ("gemm two", "b")] and len(kept) == 1
+    assert first[0].times == {"a": 2e-3, "b": 3e-3, "c": 1e-3}
+    assert "shipped" in str(tuning.Tuning("two", first))
+    assert chosen(slower=["c"])[0].kernel == "a" and timed == []
+    assert chosen(slower=["a"])[0].kernel == "c"
+    assert chosen(limit=2)[0].kernel == "a"  # of "a" and "b"
+    assert chosen(times={})[0].kernel == "b" and len(timed) == 3
+    again = chosen()[0]
+    assert (again.kernel, again.known, again.shipped) == ("b", True, False) and timed == []
+
+
+def test_a_step_whose_kernels_are_of_the_table_is_not_timed(clocked):
+    machine = {"name": "GPU", "arch": "sm_90a", "driver": "13.0"}
+    times, runs = {"a": 2e-3, "b": 1e-3}, []
+    shipped = tuning.Choice("gemm", "one", 1, "a", "b", times, True, True)
+    alone = tuning.Choice("gemm", "two", 1, "a", "b", times, False)
+    same = tuning.Choice("gemm", "six", 1, "a", "a", times, False)
+
+    def seconds(kernels):
+        runs.append(kernels)
+        return 1.0 + (kernels["two"] == "b")
+
+    assert tuning._together([shipped, same], seconds, machine, False) == [shipped, same]
+    assert runs == []
+    found = tuning._together([shipped, alone], seconds, machine, False)
+    assert [one.kernel for one in found] == ["b", "a"]
+    assert runs == [{"one": "b", "two": "a"}, {"one": "b", "two": "b"}]
+
+
+def test_tables_of_the_package():
+    """Each is of one kind of device, and small."""
+    paths = list(Path(aicf.__file__).parent.glob("tuned_*.json"))
+    for path in paths:
+        text = path.read_text(encoding="utf-8")
+        arch, found = path.stem.removeprefix("tuned_"), json.loads(text)
+        assert text.isascii() and len(text) < 200_000
+        machine = {"arch": arch + "a", "processors": found["about"]["processors"]}
+        table = tuning.shipped(machine)
+        assert table.times and table.slower.keys() <= table.times.keys()
+        for signature, times in table.times.items():
+            assert len(times) > 1 and all(0 < seconds < 10 for seconds in times.values())
+            assert set(table.slower.get(signature, ())) <= set(times)
+        assert list(table.times) == sorted(table.times)
+        assert tuning.shipped({**machine, "processors": 1}) is None
+    assert tuning.shipped({"arch": "sm_80", "processors": 108}) is None
+
+
+@needs_cuda
+def test_the_table_serves_what_it_is_made_of():
+    """Some of it: an entry is of no use once another kernel comes among the first."""
+    table, asked, served = tuning.shipped({"arch": "sm_90a", "processors": 132}), 0, 0
+    for size in (512, 1024, 2048, 4096):
+        for dtype, maths in (("bfloat16", ["fp32"]), ("float32", ["fp32", "tf32", "bf16"])):
+            g = aicf.Graph("product")
+            a, b = (g.state(name, (size, size), dtype) for name in "ab")
+            g.output("c", aicf.matmul(a, b))
+            for math in maths:
+                known = _core.cuda_candidates(g._core, _core.pass_names(), math=math)
+                ((signature, names),) = known.items()
+                asked += 1
+                served += set(names[: tuning.LIMIT]) <= set(table.times.get(signature, ()))
+    assert asked and served
+
+
 def test_kernels_are_timed_one_by_one_where_there_is_no_room_for_more(clocked, monkeypatch):
     _, timed = clocked
     roomy, room = _core.Step, [1]
 
-    def narrow(trials, signature, name, copies):
+    def narrow(trials, signature, name, copies, share):
         if copies > room[0]:
             raise aicf.OutOfMemory(f"no room for {copies}")
-        return roomy(trials, signature, name, copies)
+        return roomy(trials, signature, name, copies, share)
 
     monkeypatch.setattr(_core, "Step", narrow)
     times = tuning._timed(Clocked(), "gemm one", ["a", "b"], 1 << 20)
@@ -260,6 +353,52 @@ def test_a_tuned_step_has_the_bits_of_an_untuned_one(math, quick, rng):
     for other in ends[1:]:
         for leaf, array in ends[0].items():
             assert_bits(other[leaf], array, leaf)
+
+
+@needs_cuda
+@pytest.mark.gpu
+def test_a_table_of_the_package_changes_no_bit(quick, rng, monkeypatch):
+    """Nothing is timed, and nothing kept."""
+    g, values = network(), feed(rng)
+    trials = _core.Trials(g._core, "cuda", _core.pass_names(), "fp32", 0)
+    names = {entry[0]: entry[2] for entry in trials.choices}
+    last = {signature: each[: tuning.LIMIT][-1] for signature, each in names.items()}
+    table = tuning.Table(
+        {
+            signature: {name: 1e-6 if name == last[signature] else 1e-3 for name in each}
+            for signature, each in names.items()
+        },
+        {},
+    )
+    monkeypatch.setattr(tuning, "shipped", lambda machine: table)
+    plain = g.compile(device="cuda", seed=3)
+    with monkeypatch.context() as without:
+        for what in ("_timed", "_whole"):
+            without.setattr(tuning, what, lambda *_: pytest.fail("timed"))
+        step = g.compile(device="cuda", seed=3, tune=True)
+        found = aicf.tune(step)
+    assert step.plan.candidates == last == found.candidates
+    assert all(one.shipped for one in found) and str(found).count("shipped") == len(found)
+    assert plain.plan.candidates != last
+    for one in (plain, step):
+        one(**values)
+    for leaf, array in content(plain).items():
+        assert_bits(content(step)[leaf], array, leaf)
+    assert not any(one.known for one in aicf.tune(step, again=True))
+
+
+@needs_cuda
+@pytest.mark.gpu
+def test_what_trials_have_built_is_not_compiled_again(quick):
+    trials = _core.Trials(network()._core, "cuda", _core.pass_names(), "fp32", 0)
+    wanted = [(entry[0], name) for entry in trials.choices for name in entry[2][:2]]
+    trials.build(wanted)
+    before = _core.cuda_info()["compiled"]
+    for signature, name in wanted:
+        _core.Step(trials, signature, name, 2, []).replay(1)
+    assert _core.cuda_info()["compiled"] == before
+    with pytest.raises(aicf.Error, match="no op has this signature"):
+        trials.build([("gemm", "near_8x16")])
 
 
 @needs_cuda

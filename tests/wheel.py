@@ -20,6 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 TRAIN = """
 import shutil
+from pathlib import Path
 import numpy as np
 import aicf
 for tool in ("g++", "gcc", "c++", "cc", "clang", "cmake", "ninja"):
@@ -35,6 +36,7 @@ step.replay(20)
 assert float(step.outputs["loss"]) < first
 step.export("step.aicf")
 assert aicf.load_step("step.aicf").replay().keys() == ["loss"]
+assert (Path(aicf.__file__).parent / "tuned_sm_90.json").exists()
 print(aicf.__version__, aicf.__file__)
 """
 

@@ -540,11 +540,14 @@ class Trials:
         Signature, title, kernels, number of ops, operations and bytes of operands.
         """
 
+    def build(self, wanted: Sequence[tuple[str, str]]) -> None:
+        """Compiles kernels, by (signature, name), side by side."""
+
 class Step:
     """A compiled step; aicf.Step is its public face."""
 
     @overload
-    def __init__(self, trials: Trials, signature: str, kernel: str, copies: int) -> None: ...
+    def __init__(self, trials: Trials, signature: str, kernel: str, copies: int, share: Sequence[Step]) -> None: ...
 
     @overload
     def __init__(self, graph: Graph, device: str, seed: int, capture: bool, share: Sequence[Step], passes: Sequence[str], math: str, deterministic: bool, candidates: Mapping[str, str], tensor_cores: int, check_indices: bool, held: Sequence[tuple[Step, Mapping[str, str]]]) -> None: ...

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math as numbers
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +24,7 @@ from .units import printable, time_text
 SPREAD = 128 << 20  # bytes of operands in a trial: more than the caches of a device hold
 SPAN = 2e-3  # seconds of a measurement
 ROUNDS = 7  # of which the median counts
+LIMIT = 6  # kernels of an op
 GAIN = 0.02  # what another kernel must save: less is noise
 
 
@@ -35,7 +38,9 @@ class Choice(NamedTuple):
         default: the kernel that the model of the device would take.
         kernel: the one that is taken.
         times: seconds by kernel, of those that were timed.
-        known: whether the times are of an earlier call, from the cache.
+        known: whether nothing was timed: the times are of an earlier call, from the cache, or of
+            the table that the package has.
+        shipped: whether they are of that table.
     """
 
     op: str
@@ -45,6 +50,19 @@ class Choice(NamedTuple):
     kernel: str
     times: dict[str, float]
     known: bool
+    shipped: bool = False
+
+
+class Table(NamedTuple):
+    """What other devices of a kind took, as a file of the package says: `bench/tune_table.py`.
+
+    Args:
+        times: seconds by signature and kernel.
+        slower: by signature the kernels that make a whole step slower.
+    """
+
+    times: Mapping[str, Mapping[str, float]]
+    slower: Mapping[str, Sequence[str]]
 
 
 class Tuning(Sequence[Choice]):
@@ -89,7 +107,7 @@ class Tuning(Sequence[Choice]):
                     str(one.ops),
                     time_text(one.times[one.default]),
                     time_text(one.times[one.kernel]),
-                    "before" if one.known else str(len(one.times)),
+                    "shipped" if one.shipped else "before" if one.known else str(len(one.times)),
                 ]
             )
         default = sum(one.ops * one.times[one.default] for one in self)
@@ -106,7 +124,7 @@ def tune(
     math: str = "fp32",
     passes: str | Sequence[str] = "default",
     tensor_cores: str | None = None,
-    limit: int = 6,
+    limit: int = LIMIT,
     again: bool = False,
 ) -> Tuning:
     """Times the kernels that a GPU has to choose from for each op of a graph.
@@ -117,13 +135,14 @@ def tune(
     more at a time, and keeps those that do not make it slower. No choice changes a bit of a
     result. Where the device has no room for the whole graph beside what it holds, what is quicker
     alone is taken. What is found is kept beside the compiled kernels (`AICF_CACHE_DIR`), for this
-    op, device and driver.
+    op, device and driver. Where nothing is kept, a table that the package has of GPUs of 9.0 with
+    132 processors goes before timing.
 
     Args:
         graph: or a Step, whose device, math and passes are taken: none of them is given then.
         device, math, passes, tensor_cores: as `compile` takes them.
         limit: how many kernels of an op are timed at most.
-        again: times also what is known.
+        again: times also what is known, or in that table.
 
     Returns: a Tuning: a table, whose `candidates` are for `compile`. On a CPU, which has one kernel
         an op, it is empty.
@@ -165,7 +184,7 @@ def tuned(
     passes: Sequence[str],
     math: str,
     tensor_cores: int,
-    limit: int = 6,
+    limit: int = LIMIT,
     again: bool = False,
 ) -> Tuning:
     """What `tune` says, of what `Step` is given."""
@@ -174,7 +193,7 @@ def tuned(
     with Progress(f"tuning {title}"):
         trials = _core.Trials(core, device, list(passes), math, tensor_cores)
         machine = _machine(device)
-        found = [_choice(trials, entry, machine, limit, again) for entry in trials.choices]
+        found = choices(trials, machine, None if again else shipped(machine), limit, again)
 
         def seconds(kernels: dict[str, str]) -> float:
             return _whole(core, (device, list(passes), math, tensor_cores), kernels)
@@ -187,29 +206,95 @@ def _machine(device: str) -> dict[str, Any]:
     info = _core.cuda_info()
     index = int(device.partition(":")[2] or 0)
     gpu: dict[str, Any] = info["devices"][index]
-    return {"name": gpu["name"], "arch": gpu["arch"], "driver": info["driver"]}
+    return {
+        "name": gpu["name"],
+        "arch": gpu["arch"],
+        "processors": gpu["multiprocessors"],
+        "driver": info["driver"],
+    }
 
 
-def _choice(
+def shipped(machine: Mapping[str, Any]) -> Table | None:
+    """The package's table of such GPUs: what is quick follows from how many processors share an op,
+    too."""
+    return _shipped(machine["arch"].rstrip("af"), machine["processors"])
+
+
+@functools.cache
+def _shipped(arch: str, processors: int) -> Table | None:
+    path = Path(__file__).with_name(f"tuned_{arch}.json")
+    if not path.exists():
+        return None
+    found = json.loads(path.read_text(encoding="utf-8"))
+    if found["about"]["processors"] != processors:
+        return None
+    times = {
+        signature: {name: 1e-6 * us for name, us in each.items()}
+        for signature, each in found["us"].items()
+    }
+    return Table(times, found["slower"])
+
+
+def choices(
     trials: _core.Trials,
-    entry: tuple[str, str, list[str], int, float, int],
     machine: Mapping[str, Any],
+    table: Table | None,
     limit: int,
     again: bool,
-) -> Choice:
+) -> list[Choice]:
+    """The kernel that is quickest alone for each kind of op."""
+    entries = [(*entry[:2], entry[2][:limit], *entry[3:]) for entry in trials.choices]
+    known = [_known(entry, machine, table, again) for entry in entries]
+    trials.build(
+        [
+            (entry[0], name)
+            for entry, choice in zip(entries, known, strict=True)
+            if choice is None
+            for name in entry[2]
+        ]
+    )
+    found = []
+    for entry, choice in zip(entries, known, strict=True):
+        if choice is None:
+            signature, _, names, _, _, size = entry
+            times = _timed(trials, signature, names, size)
+            _core.store_cached(_key(signature, names, machine), json.dumps(times))
+            choice = _chosen(entry, times, False)
+        found.append(choice)
+    return found
+
+
+Entry = tuple[str, str, list[str], int, float, int]  # as Trials have them
+
+
+def _key(signature: str, names: Sequence[str], machine: Mapping[str, Any]) -> str:
     from . import __version__
 
-    signature, title, names, ops, _, size = entry
-    names = names[:limit]
-    key = "tuned kernel\n" + json.dumps([signature, names, machine, __version__])
-    times = None if again else _times(_core.load_cached(key), names)
-    known = times is not None
-    if times is None:
-        times = _timed(trials, signature, names, size)
-        _core.store_cached(key, json.dumps(times))
-    best = min(names, key=lambda name: times[name])
-    kernel = best if times[best] < (1 - GAIN) * times[names[0]] else names[0]
-    return Choice(title, signature, ops, names[0], kernel, times, known)
+    return "tuned kernel\n" + json.dumps([signature, names, machine, __version__])
+
+
+def _known(
+    entry: Entry, machine: Mapping[str, Any], table: Table | None, again: bool
+) -> Choice | None:
+    """What the cache says, or else the table: it needs all these kernels, whichever comes first."""
+    signature, _, names, *_ = entry
+    times = None if again else _times(_core.load_cached(_key(signature, names, machine)), names)
+    if times is not None:
+        return _chosen(entry, times, True)
+    if table is None or not set(names) <= set(table.times.get(signature, ())):
+        return None
+    times = {name: table.times[signature][name] for name in names}
+    return _chosen(entry, times, True, table.slower.get(signature, ()))._replace(shipped=True)
+
+
+def _chosen(
+    entry: Entry, times: dict[str, float], known: bool, slower: Sequence[str] = ()
+) -> Choice:
+    signature, title, names, ops, *_ = entry
+    first = names[0]
+    best = min((one for one in names if one == first or one not in slower), key=times.__getitem__)
+    kernel = best if times[best] < (1 - GAIN) * times[first] else first
+    return Choice(title, signature, ops, first, kernel, times, known)
 
 
 def _together(
@@ -219,18 +304,21 @@ def _together(
     again: bool,
 ) -> list[Choice]:
     """Leaves out kernels that are quicker alone but make a whole step slower: there they find
-    other contents in the caches, and run beside other launches. `seconds` times a step."""
+    other contents in the caches, and run beside other launches. `seconds` times a step. The table
+    that the package has says so itself."""
     from . import __version__
 
-    changed = [one for one in found if one.kernel != one.default]
-    listed = [[one.signature, one.ops, one.default, one.kernel] for one in found]
+    changed = [one for one in found if one.kernel != one.default and not one.shipped]
+    if not changed:
+        return found
+    listed = [[one.signature, one.ops, one.default, one.kernel, one.shipped] for one in found]
     key = "tuned kernel\n" + json.dumps(["together", listed, machine, __version__])
     kept = None if again else _kept(_core.load_cached(key), changed)
     if kept is None:
-        kernels = {one.signature: one.default for one in found}
+        kernels = {one.signature: one.kernel if one.shipped else one.default for one in found}
         kept = []
         try:
-            least = seconds(kernels) if changed else 0.0
+            least = seconds(kernels)
             for one in sorted(
                 changed, key=lambda one: one.ops * (one.times[one.kernel] - one.times[one.default])
             ):
@@ -241,7 +329,8 @@ def _together(
         except _core.OutOfMemory:  # no room for a whole step beside what is on the device
             return found
         _core.store_cached(key, json.dumps(kept))
-    return [one if one.signature in kept else one._replace(kernel=one.default) for one in found]
+    slower = [one.signature for one in changed if one.signature not in kept]
+    return [one._replace(kernel=one.default) if one.signature in slower else one for one in found]
 
 
 def _kept(text: bytes | None, changed: Sequence[Choice]) -> list[str] | None:
@@ -292,25 +381,35 @@ def _timed(
     trials: _core.Trials, signature: str, names: Sequence[str], size: int
 ) -> dict[str, float]:
     """Median seconds of the op by kernel. They take turns, so that a clock that changes meets them
-    all; each has operands of its own, several times where they are small, if there is room."""
+    all; all have the same operands, several times where they are small, if there is room."""
     copies = max(1, min(16, SPREAD // max(size, 1)))
     together = len(names) if copies * size * len(names) < 8 * SPREAD else 1
     try:
         return _medians(trials, signature, names, copies, together)
     except _core.OutOfMemory:
-        if copies == together == 1:
-            raise
-        return _medians(trials, signature, names, 1, 1)
+        return _medians(trials, signature, names, 1, 1, share=False)
 
 
 def _medians(
-    trials: _core.Trials, signature: str, names: Sequence[str], copies: int, together: int
+    trials: _core.Trials,
+    signature: str,
+    names: Sequence[str],
+    copies: int,
+    together: int,
+    share: bool = True,
 ) -> dict[str, float]:
-    """Of kernels that take turns, `together` at a time, on `copies` of the operands each."""
+    """Of kernels that take turns, `together` at a time, on `copies` of the operands, which are
+    `share`d: random numbers take a host longer than the kernels."""
     times: dict[str, float] = {}
+    steps: dict[str, _core.Step] = {}
     for first in range(0, len(names), together):
         group = names[first : first + together]
-        steps = {name: _core.Step(trials, signature, name, copies) for name in group}
+        held = list(steps.values())[:1] if share else []
+        steps = {}
+        for name in group:
+            steps[name] = _core.Step(trials, signature, name, copies, held)
+            held = (held or [steps[name]]) if share else []
+        held = []
         taken: dict[str, list[float]] = {name: [] for name in group}
         turns = {name: _turns(step) for name, step in steps.items()}
         for _ in range(ROUNDS):

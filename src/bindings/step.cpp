@@ -241,6 +241,7 @@ struct Trials {
           lowered(rewrite(std::move(graph), backend->target(), options)) {}
     std::unique_ptr<Backend> backend;
     Lowered lowered;
+    Kernels built;  // held, that trials need not compile them again
 };
 
 std::optional<intptr_t> stream_of(nb::handle object) {
@@ -288,7 +289,16 @@ void bind_trials(nb::module_& m) {
                 return all;
             },
             nb::sig("def choices(self) -> list[tuple[str, str, list[str], int, float, int]]"),
-            "Signature, title, kernels, number of ops, operations and bytes of operands.");
+            "Signature, title, kernels, number of ops, operations and bytes of operands.")
+        .def(
+            "build",
+            [](Trials& trials, const Wanted& wanted) {
+                const GilRelease release;
+                const Signals signals;
+                Kernels built = build_trials(trials.lowered, wanted, trials.backend->target());
+                trials.built.insert(trials.built.end(), built.begin(), built.end());
+            },
+            nb::arg("wanted"), "Compiles kernels, by (signature, name), side by side.");
 }
 
 /// A step from a trial, a graph or a file, and its file.
@@ -296,16 +306,18 @@ void bind_making(nb::class_<Step>& type) {
     type.def(
             "__init__",
             [](Step* self, const Trials& trials, const std::string& signature,
-               const std::string& kernel, int copies) {
+               const std::string& kernel, int copies, const std::vector<Step*>& share) {
                 const GilRelease release;
                 const Signals signals;
                 Step::Options options;
                 options.device = trials.backend->device();
+                options.share.assign(share.begin(), share.end());
                 new (self) Step(
                     trial_plan(trials.lowered, signature, kernel, copies, trials.backend->target()),
                     options);
             },
-            nb::arg("trials"), nb::arg("signature"), nb::arg("kernel"), nb::arg("copies"))
+            nb::arg("trials"), nb::arg("signature"), nb::arg("kernel"), nb::arg("copies"),
+            nb::arg("share"))
         .def(
             "__init__",
             [](Step* self, const Graph& graph, const std::string& device, uint64_t seed,

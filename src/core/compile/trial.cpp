@@ -96,4 +96,20 @@ Plan trial_plan(const Lowered& lowered, const std::string& wanted, const std::st
     return plan;
 }
 
+Kernels build_trials(const Lowered& lowered, const Wanted& wanted, const Target& target) {
+    std::map<std::string, LoweredOp> ops;
+    each_op(lowered, [&](const Lowered&, const LoweredOp& op) {
+        if (target.candidates(op).size() > 1) ops.emplace(signature(op), op);
+    });
+    Kernels kernels;
+    for (const auto& [wanted_signature, name] : wanted) {
+        const auto at = ops.find(wanted_signature);
+        check(at != ops.end(), "tune: no op has this signature");
+        at->second.candidate = name;
+        kernels.push_back(target.select(at->second));
+    }
+    target.build(kernels);
+    return kernels;
+}
+
 }  // namespace aicf

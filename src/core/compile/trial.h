@@ -19,4 +19,9 @@ std::vector<Choice> choices_of(const Lowered& lowered, const Target& target);
 Plan trial_plan(const Lowered& lowered, const std::string& signature, const std::string& name,
                 int copies, const Target& target);
 
+/// The kernels `wanted` (signature, name), compiled side by side: so are those of trials while
+/// somebody holds them.
+using Wanted = std::vector<std::pair<std::string, std::string>>;
+Kernels build_trials(const Lowered& lowered, const Wanted& wanted, const Target& target);
+
 }  // namespace aicf
