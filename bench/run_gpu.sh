@@ -32,25 +32,8 @@ if wanted test; then
     python3 -m pytest -m gpu -q -p no:benchmark ${PYTEST_OPTIONS:-} ${TESTS:-tests} >"$out/pytest.txt" 2>&1 || status=1
     tail -n 60 "$out/pytest.txt"
 fi
-if wanted sanitize; then  # graphs and products of every kind, shared out to processes
-    watched() {  # NAME [TOOL ...]: the slice under a tool, its kernels in the cache already
-        name=$1
-        shift
-        for part in 0 1 2 3 4 5 6 7; do
-            for what in "" --kernels; do
-                "$@" python3 tests/slice_gpu.py --part $part/8 $what $compile \
-                    --seconds "${SLICE_SECONDS:-600}" >"$out/$name$what$part.txt" 2>&1 ||
-                    touch "$out/failed" &
-            done
-        done
-        wait
-        grep -hE "ERROR SUMMARY|RACECHECK SUMMARY|graphs$" "$out/$name"*[0-7].txt | sort | uniq -c
-    }
-    compile=--compile watched compile
-    compile=
-    for tool in ${TOOLS:-memcheck racecheck synccheck}; do
-        watched $tool compute-sanitizer --tool $tool --error-exitcode 9
-    done
-    [ -e "$out/failed" ] && status=1
+if wanted sanitize; then  # graphs and products of every kind
+    python3 tests/slice_gpu.py --tools ${TOOLS:-racecheck memcheck synccheck} --out "$out/sanitizer" \
+        --sanitizer "${SANITIZER:-compute-sanitizer}" --seconds "${SLICE_SECONDS:-1800}" || status=1
 fi
 exit $status

@@ -38,7 +38,7 @@ struct GradientBarriers {
     __device__ __forceinline__ uint32_t empty(int which, int s) const {
         return full(which, s) + 8 * (Room::first + Room::second);
     }
-    /// `writers`: threads that write numbers beside the copies of the second.
+    /// `writers`: threads that write numbers beside the copies of the first, which all lanes read.
     __device__ __forceinline__ void init(int writers) const {
         for (uint32_t s = 0; s < 2; s++) {
             init_barrier(full_own(s), 1);
@@ -47,7 +47,7 @@ struct GradientBarriers {
         for (int which = 0; which < 2; which++)
             for (int s = 0; s < (which ? Room::second : Room::first); s++) {
                 init_barrier(full(which, s), which ? 1 : 1 + writers);
-                init_barrier(empty(which, s), 8);
+                init_barrier(empty(which, s), !which && writers ? 8 * 32 : 8);
             }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
@@ -578,8 +578,9 @@ __device__ __forceinline__ void attention_dkv_wgmma(const Grid& grid, E* dk, E* 
             value_acc, ones, dv + Shape::Dv::at(place.batch, place.group), row, int(Shape::s));
     };
     const auto release_both = [&](int at) {
-        __syncwarp();  // every lane has read what lies there, or waited for it
-        release(barriers.empty(0, at));
+        // racecheck takes no lane's arrival for another's, and all arrive in the time of one.
+        arrive_at<1>(barriers.empty(0, at), 0);
+        __syncwarp();  // every lane has waited for what lies there
         release(barriers.empty(1, at));
     };
     const auto pass = [&](int count) {
