@@ -6,14 +6,16 @@ A batch is rows x 1024 random tokens; our math is "mixed", PyTorch's is autocast
 float32 params, both with AdamW (PyTorch's fused) over the same first weights. The two take turns;
 milliseconds a step are medians of readings of three steps, launches and the peak of memory those
 of our plan, PyTorch's peak what its allocator gave out. --losses: both are first run so many steps
-on the same tokens, with a rate that rises to AdamW's over them, and so is PyTorch in float32; how
-far the losses of both lie from those of float32 is printed.
+on the same tokens, with a rate that rises to AdamW's over them, and so is PyTorch op by op, under
+autocast and in float32. How far PyTorch's two runs under autocast lie apart is the noise of
+bfloat16. Then ours runs again, and from a checkpoint of the middle, which must give equal bits.
 """
 
 import argparse
 import datetime
 import json
 import statistics
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -91,8 +93,8 @@ class Peer:
             self.graph.replay()
 
 
-def losses_in_float32(params, tokens, targets, rates):
-    """PyTorch's losses, op by op, with every product in float32."""
+def eager_losses(params, tokens, targets, rates, autocast):
+    """PyTorch's losses, op by op, under autocast or with every product in float32."""
     import torch
 
     p = {name: value.cuda().requires_grad_() for name, value in params.items()}
@@ -102,30 +104,68 @@ def losses_in_float32(params, tokens, targets, rates):
     for rate in rates:
         optimizer.param_groups[0]["lr"] = rate
         optimizer.zero_grad()
-        loss = loss_of(p, x, target)
+        with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
+            loss = loss_of(p, x, target)
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
     return losses
 
 
-def compared_losses(step, peer, params, tokens, targets, count):
-    """Of each step ours, PyTorch's under autocast, PyTorch's in float32."""
-    rates = [RATE * (i + 1) / count for i in range(count)]
-    both = []
+def our_losses(step, tokens, targets, rates):
+    losses = []
     for rate in rates:
         step.set("opt.lr", rate)
+        losses.append(step(x=tokens, next=targets)["loss"].item())
+    return losses
+
+
+def rates_of(count):
+    return [RATE * (i + 1) / count for i in range(count)]
+
+
+def compared_losses(step, peer, params, tokens, targets, count):
+    """Of each step ours, PyTorch's compiled under autocast, op by op, in float32."""
+    rates = rates_of(count)
+    ours, compiled = our_losses(step, tokens, targets, rates), []
+    for rate in rates:
         peer.rate.fill_(rate)
         peer.graph.replay()
-        both.append((step(x=tokens, next=targets)["loss"].item(), peer.loss.item()))
-    exact = losses_in_float32(params, tokens, targets, rates)
-    losses = [(*two, one) for two, one in zip(both, exact, strict=True)]
-    for name, k in (("aicf", 0), ("PyTorch under autocast", 1)):
-        far = [abs(three[k] - three[2]) for three in losses]
-        print(f"{count} losses, from {losses[0][k]:.4f} to {losses[-1][k]:.4f}, of {name}: "
-              f"{statistics.fmean(far):.5f} from float32's in the mean, {max(far):.5f} at most",
+        compiled.append(peer.loss.item())
+    eager, exact = (eager_losses(params, tokens, targets, rates, kind) for kind in (True, False))
+    print(f"{count} losses, from {ours[0]:.4f} to {ours[-1]:.4f}; PyTorch's to {compiled[-1]:.4f}")
+    for name, a, b in (
+        ("aicf and PyTorch compiled", ours, compiled),
+        ("PyTorch op by op and compiled", eager, compiled),
+        ("aicf and float32", ours, exact),
+        ("PyTorch compiled and float32", compiled, exact),
+        ("PyTorch op by op and float32", eager, exact),
+    ):
+        far = [abs(one - other) for one, other in zip(a, b, strict=True)]
+        print(f"  {name}: {statistics.fmean(far):.5f} apart in the mean, {max(far):.5f} at most",
               flush=True)  # fmt: skip
-    return losses
+    return list(zip(ours, compiled, eager, exact, strict=True))
+
+
+def repeats(rows, tokens, targets, losses):
+    """Whether a second run has the first one's bits, and one from a checkpoint of its middle; of
+    losses, and of params at the end."""
+    rates, half = rates_of(len(losses)), len(losses) // 2
+    steps = [gpt2(rows=rows, length=LENGTH).compile(device="cuda", math="mixed") for _ in range(2)]
+    again = our_losses(steps[0], tokens, targets, rates[:half])
+    with tempfile.TemporaryDirectory() as folder:
+        steps[0].save(path := Path(folder) / "half.safetensors")
+        steps[1].load(path)
+    again += our_losses(steps[0], tokens, targets, rates[half:])
+    restored = our_losses(steps[1], tokens, targets, rates[half:])
+    ends = [{name: x.numpy().tobytes() for name, x in step.params.items()} for step in steps]
+    found = {
+        "again": again == losses,
+        "restored": restored == losses[half:],
+        "params": ends[0] == ends[1],
+    }
+    print(f"  equal bits: {found}", flush=True)
+    return found
 
 
 def measured(rows, rounds, losses, alone):
@@ -151,6 +191,7 @@ def measured(rows, rounds, losses, alone):
         calls["torch"] = (peer.replay, torch.cuda.synchronize)
         if losses:
             row["losses"] = compared_losses(step, peer, params, tokens, targets, losses)
+            row["repeats"] = repeats(rows, tokens, targets, [one[0] for one in row["losses"]])
     step(x=tokens, next=targets)
     taken = take_turns(calls, rounds, most=STEPS)
     row["ms"] = {name: 1e3 * statistics.median(seconds) for name, seconds in taken.items()}

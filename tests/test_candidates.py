@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import aicf
+import ml_dtypes
 import numpy as np
 import pytest
 from aicf import _core
@@ -242,6 +243,57 @@ def test_tiles_of_warpgroups(k, epilogue, turned, rng):
     for result in found:
         for name in want:
             assert_bits(result[name].numpy(), want[name].numpy(), name)
+
+
+def residual(m, n, k, readers=2, wide="float32"):
+    """What a layer of 16 bits adds to its input, for `readers` to read."""
+    g = aicf.Graph("residual")
+    a, b = (g.input(name, sizes, "bfloat16") for name, sizes in (("a", (m, k)), ("b", (n, k))))
+    x, bias = g.input("x", (m // 8, 8, n), wide), g.input("bias", (n,), "bfloat16")
+    y = x + aicf.cast(aicf.linear(a, b, bias).reshape(x.shape), wide)
+    for i in range(readers):
+        g.output(f"y{i}", aicf.sum(y, i) if readers > 1 else y)
+    return g
+
+
+def bodies(g, **options):
+    plan = json.loads(_core.cuda_plan(g._core, _core.pass_names(), 132, **options))
+    return [[step["op"] for step in op.get("body", [])] for op in plan["ops"]]
+
+
+@pytest.mark.skipif(not hasattr(_core, "cuda_plan"), reason="this build has no CUDA backend")
+def test_a_stored_sum_joins_its_product():
+    """Where warps have roles; not what is no more than a wider copy, and on no other device."""
+    sums = ["gemm", "bias_add", "cast", "add"]
+    assert sums in bodies(residual(8192, 768, 768), arch="sm_90a")
+    assert sums not in bodies(residual(8192, 768, 768), arch="sm_80")
+    assert sums not in bodies(residual(8192, 768, 768, 1), arch="sm_90a")
+    assert sums not in bodies(residual(4096, 768, 768), arch="sm_90a"), "each block has one tile"
+    assert sums not in bodies(residual(8192, 768, 768, wide="float64"), arch="sm_90a")
+    step = residual(8192, 768, 768).compile(device="cpu")
+    assert not any(op.get("anchor") == "gemm" and len(op["body"]) > 2 for op in step.lowered)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("k", [136, 392])
+def test_a_stored_sum_in_every_kernel(k, rng):
+    processors = _core.cuda_info()["devices"][0]["multiprocessors"]
+    m, n = (5 * processors + 1) // 2 * 128 + 40, 192 + 72
+    g = residual(m, n, k)
+    feed = {name: rng.standard_normal(sizes, dtype=np.float32) for name, sizes in (
+        ("a", (m, k)), ("b", (n, k)), ("x", (m // 8, 8, n)), ("bias", (n,)))}  # fmt: skip
+    feed |= {name: feed[name].astype(ml_dtypes.bfloat16) for name in ("a", "b", "bias")}
+    apart = tuple(name for name in _core.pass_names() if name != "epilogue")
+    want = g.compile(device="cuda", passes=apart)(**feed)
+    choices = known(g)
+    signature = next((key for key in choices if "bias_add" in key), None)
+    if signature is None or "add {}" not in signature.rpartition("cast")[2]:
+        pytest.skip("its warps have no roles on this device")
+    tried = [n for n in choices[signature] if re.search("own|writers|_4by1|_pair$|^[\\dx]+$", n)]
+    for name in dict.fromkeys([choices[signature][0], *tried]):
+        found = g.compile(device="cuda", candidates={signature: name})(**feed)
+        for key in found:
+            assert_bits(found[key].numpy(), want[key].numpy(), name)
 
 
 @pytest.mark.parametrize("processors", [1, 2, 3, 4, 7, 8])

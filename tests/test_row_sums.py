@@ -14,9 +14,10 @@ needs_compiler = pytest.mark.skipif(
 )
 
 
-def norm(shape, dtype="bfloat16", center=True, held=None, offset=0, shown=False):
+def norm(shape, dtype="bfloat16", center=True, held=None, offset=0, shown=False, summed=False):
     """A norm and its gradients over the last axis. `held`: dtype of the weights; `offset`: of where
-    elements of the gradient begin; `shown`: the norm without weights is an output, too."""
+    elements of the gradient begin; `shown`: the norm without weights is an output, too; `summed`:
+    it is one of a sum that is an output."""
     n = shape[-1]
     rng = np.random.default_rng(n)
     g = aicf.Graph("norm")
@@ -26,6 +27,8 @@ def norm(shape, dtype="bfloat16", center=True, held=None, offset=0, shown=False)
         return rng.standard_normal(sizes, np.float32).astype(kind)
 
     x = g.state("x", shape, dtype, init=numbers(*shape))
+    if summed:
+        g.output("sum", x := x + g.state("z", shape, dtype, init=numbers(*shape)))
     longer = (*shape[:-1], n + 8 * offset)
     dy = g.state("dy", longer, dtype, init=numbers(*longer))[..., offset : offset + n]
     names = ("w", "b")[: 1 + center]
@@ -117,6 +120,8 @@ def test_a_norm_is_not_stored():
     for center in (False, True):
         assert stored(norm((4096, 768), center=center)) == 1
         assert stored(norm((4096, 768), center=center, shown=True)) == 2
+        assert stored(norm((4096, 768), center=center, summed=True)) == 2  # and the sum
+        assert stored(norm((4096, 768), center=center, summed=True, shown=True)) == 3
 
 
 @needs_compiler
@@ -147,8 +152,9 @@ SHAPES = [
         {"held": "float32"},
         {"offset": 1},
         {"dtype": "float32"},
+        {"dtype": "float32", "summed": True},
     ],
-    ids=["layer", "rms", "held", "offset", "wide"],
+    ids=["layer", "rms", "held", "offset", "wide", "summed"],
 )
 def test_bits(shape, options):
     """Beside rows, apart, and of a CPU."""

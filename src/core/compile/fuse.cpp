@@ -180,10 +180,11 @@ bool row_region(const LoweredOp& op) {
 
 /// How pointwise ops fuse with a kind of anchor.
 struct AnchorRule {
-    bool (*anchors)(const LoweredOp&);  // the ops that are anchors
-    bool (*legal)(const LoweredOp&);    // regions with the same semantics as their ops
-    bool prologue;                      // producers of the anchor join, too
-    bool adds_waits;                    // an epilogue may add dependences to the anchor
+    bool (*anchors)(const LoweredOp&);            // the ops that are anchors
+    bool (*legal)(const LoweredOp&);              // regions with the same semantics as their ops
+    bool prologue;                                // producers of the anchor join, too
+    bool adds_waits;                              // an epilogue may add dependences to the anchor
+    bool (*widened)(const LoweredOp&) = nullptr;  // legal where that brings something
 };
 
 /// Prologue and epilogue fusion: pointwise producers and consumers join an anchor.
@@ -193,6 +194,7 @@ class AnchorFusion : Groups {
         : Groups(lowered, target), rule_(rule) {}
     void run() {
         level_.assign(ops_.size(), 0);
+        widens_.assign(ops_.size(), 0);
         for (int at = 0; at < static_cast<int>(ops_.size()); at++) {
             if (rule_.prologue && rule_.anchors(ops_[at]))
                 while (absorb_producer(at)) {  // then that one's producers
@@ -264,19 +266,41 @@ class AnchorFusion : Groups {
             if (std::any_of(members_[group].begin(), members_[group].end(), anchors) &&
                 (rule_.adds_waits ||
                  std::all_of(ops_[at].inputs.begin(), ops_[at].inputs.end(), available)) &&
-                whole_reads(group_[at], group) &&
-                merge(group, group_[at], rule_.legal, at) == Merge::done) {
+                whole_reads(group_[at], group) && joins(at, group)) {
                 level_[at] = level_[from];
                 return;
             }
         }
     }
 
+    /// Merges `at` into a group, which an upcast before a sum that is stored anyway may widen.
+    bool joins(int at, int group) {
+        if (merge(group, group_[at], rule_.legal, at) == Merge::done) return true;
+        const LoweredOp& op = ops_[at];
+        const auto widens = [&](const View& view) {
+            return producer_[view.value] >= 0 && widens_[producer_[view.value]];
+        };
+        const auto adds_wide = [&](int member) {
+            return rule_.anchors(ops_[member]) && machine_.adds_wide(ops_[member]);
+        };
+        const bool upcast =
+            op.def->name == "cast" && op.outputs[0].dtype == DType::f32 &&
+            std::any_of(members_[group].begin(), members_[group].end(), adds_wide) &&
+            makes_stored_sum(op, ops_, readers_);
+        if (!rule_.widened ||
+            !(upcast || std::any_of(op.inputs.begin(), op.inputs.end(), widens)) ||
+            merge(group, group_[at], rule_.widened, at) != Merge::done)
+            return false;
+        widens_[at] = upcast;
+        return true;
+    }
+
     const AnchorRule& rule_;
-    std::vector<int> level_;  // by op
+    std::vector<int> level_;    // by op
+    std::vector<char> widens_;  // by op: an upcast behind a product
 };
 
-constexpr AnchorRule kProducts{is_product, product_region, false, true};
+constexpr AnchorRule kProducts{is_product, product_region, false, true, widened_product};
 constexpr AnchorRule kReductions{[](const LoweredOp& op) { return op.def->streams; },
                                  reduction_region, true, false};
 constexpr AnchorRule kRows{[](const LoweredOp& op) { return !op.def->rows.empty(); }, row_region,

@@ -103,18 +103,17 @@ class MultiTensorApply : Groups {
             if (tensor_update(ops_[at], machine_))
                 families[numbers_of(ops_[at])].push_back(static_cast<int>(at));
         cut_.assign(ops_.size(), {});
+        find_numbers();
         if (const std::optional<Pace> pace = machine_.pace()) cut(families, *pace);
-        std::map<std::pair<std::string, int>, Alike> known;
-        std::vector<Alike*> alike(ops_.size(), nullptr);
-        std::vector<size_t> bytes(ops_.size(), 0);
-        for (size_t at = 0; at < ops_.size(); at++) {
-            if (!tensor_update(ops_[at], machine_)) continue;
-            alike[at] = &known[{numbers_of(ops_[at]), cut_[at].launch}];
-            bytes[at] = growth(static_cast<int>(at));
-            alike[at]->least = std::min(alike[at]->least, bytes[at]);
+        for (auto& [numbers, family] : families) {
+            size_t least = SIZE_MAX;  // that any of them adds to a block
+            for (const int at : family) least = std::min(least, growth(at));
+            std::vector<Launch> launches(static_cast<size_t>(cut_[family.back()].launch) + 1);
+            for (const int at : family) {
+                auto launch = static_cast<size_t>(cut_[at].launch);
+                while (!place(at, least, launches[launch], launch + 1 == launches.size())) launch++;
+            }
         }
-        for (size_t at = 0; at < ops_.size(); at++)
-            if (alike[at]) place(static_cast<int>(at), bytes[at], *alike[at]);
         emit();
         // Flattened tensors take the least room in the argument block.
         for (LoweredOp& op : ops_)
@@ -132,16 +131,17 @@ class MultiTensorApply : Groups {
         int op;
         size_t refused;  // bytes of the smallest update that the group was too large for
     };
-    struct Alike {                // updates of the same numbers
-        size_t least = SIZE_MAX;  // that any of them adds to a block
-        std::vector<Head> heads;  // of groups that may have room for it
+    struct Launch {
+        bool begun = false;
+        std::vector<Head> heads;  // of groups that may have room for more
     };
 
+    /// Updates by what they share, in the order in which launches take them.
     using Families = std::map<std::string, std::vector<int>>;
 
     /// Numbers the launches of the families that are worth several, from the time when what an
-    /// update waits for is done if nothing else is in the way.
-    void cut(const Families& families, const Pace& pace) {
+    /// update waits for is done if nothing else is in the way, and sorts them by it.
+    void cut(Families& families, const Pace& pace) {
         const auto several = [](const auto& family) { return family.second.size() > 1; };
         if (std::none_of(families.begin(), families.end(), several)) return;
         std::vector<double> ready(ops_.size(), 0), end(ops_.size(), 0);
@@ -149,7 +149,7 @@ class MultiTensorApply : Groups {
             for (int from : predecessors_[at]) ready[at] = std::max(ready[at], end[from]);
             end[at] = ready[at] + pace.launch + machine_.microseconds(ops_[at]);
         }
-        for (const auto& [numbers, family] : families) {
+        for (auto& [numbers, family] : families) {
             std::vector<int> order = family;
             std::stable_sort(order.begin(), order.end(),
                              [&](int a, int b) { return ready[a] < ready[b]; });
@@ -159,39 +159,68 @@ class MultiTensorApply : Groups {
             const std::vector<size_t> cuts = best_cuts(updates, pace.launch);
             for (size_t i = 0; !cuts.empty() && i < order.size(); i++) {
                 if (i == 0 || std::find(cuts.begin(), cuts.end(), i) != cuts.end()) launch++;
-                for (int from : predecessors_[order[i]]) last = std::max(last, from);
+                for (int member : members_[group_[order[i]]])
+                    for (int from : predecessors_[member])
+                        if (group_[from] != group_[member] && !made_of_leaves_[from])
+                            last = std::max(last, from);
                 cut_[order[i]] = {launch, last + launch};
             }
+            several_ |= launch > 0;
+            if (launch > 0) family = order;
         }
     }
 
     /// One of several launches stands behind what it waits for, and behind those before it: the
-    /// first makes the numbers for all.
+    /// first makes the numbers for all. What those are made of stands where nothing waits for it.
     int stands_at(int group) const override {
         int last = 0;
-        for (int member : members_[group]) last = std::max(last, cut_[member].last);
-        return last > 0 ? last : Groups::stands_at(group);
+        bool numbers = several_;
+        for (int member : members_[group]) {
+            last = std::max(last, cut_[member].last);
+            numbers &= made_of_leaves_[member] != 0;
+        }
+        return numbers ? 0 : last > 0 ? last : Groups::stands_at(group);
+    }
+
+    /// Marks single numbers that are made of such and of what is there when a step begins.
+    void find_numbers() {
+        made_of_leaves_.assign(ops_.size(), 0);
+        for (int at = 0; at < static_cast<int>(ops_.size()); at++) {
+            const auto known = [&](int from) { return made_of_leaves_[from] != 0; };
+            const auto number = [](const View& view) { return element_count(view.shape) == 1; };
+            const auto all = [](const auto& range, const auto& is) {
+                return std::all_of(range.begin(), range.end(), is);
+            };
+            made_of_leaves_[at] = all(ops_[at].inputs, number) && all(ops_[at].outputs, number) &&
+                                  all(predecessors_[at], known);
+        }
     }
 
     struct Cut {
         int launch = 0;  // which of several, from 1 on; 0: the only one
         int last = 0;    // it stands behind this op
     };
-    std::vector<Cut> cut_;  // by op
+    std::vector<Cut> cut_;              // by op
+    std::vector<char> made_of_leaves_;  // by op
+    bool several_ = false;              // whether updates have several launches
 
-    /// An update joins the latest group that takes it.
-    void place(int at, size_t bytes, Alike& alike) {
-        std::vector<Head>& heads = alike.heads;
+    /// An update joins the latest group of a launch that takes it, or begins one: where groups come
+    /// after this launch's, only its first.
+    bool place(int at, size_t least, Launch& launch, bool last) {
+        const size_t bytes = growth(at);
+        std::vector<Head>& heads = launch.heads;
         for (size_t i = heads.size(); i-- > 0;) {
             Head& head = heads[i];
             if (bytes >= head.refused) continue;
             const Merge merged = merge(group_[head.op], group_[at], updates_side_by_side, INT_MAX);
-            if (merged == Merge::done) return;
+            if (merged == Merge::done) return true;
             if (merged != Merge::too_large) continue;
             head.refused = bytes;
-            if (bytes <= alike.least) heads.erase(heads.begin() + static_cast<std::ptrdiff_t>(i));
+            if (bytes <= least) heads.erase(heads.begin() + static_cast<std::ptrdiff_t>(i));
         }
+        if (std::exchange(launch.begun, true) && !last) return false;
         heads.push_back({at, SIZE_MAX});
+        return true;
     }
 
     static bool packed(const View& view) { return is_contiguous(view.shape, view.strides); }
@@ -388,6 +417,14 @@ class HorizontalFusion : Groups {
                                       elements(op.outputs[0]) == 1 && successors_[at].empty());
     }
 
+    /// A single number of what is there when a step begins: the launch of casts has room for it.
+    bool is_early(int at) const {
+        const LoweredOp& op = ops_[at];
+        return predecessors_[at].empty() && small(op, machine_.group_limits()) &&
+               std::all_of(op.outputs.begin(), op.outputs.end(),
+                           [](const View& out) { return elements(out) == 1; });
+    }
+
     /// A scalar of updates that wait for cuts anyhow, while it could be made; made of what others'
     /// launches make.
     bool waits_for_cuts(int at) const {
@@ -409,13 +446,13 @@ class HorizontalFusion : Groups {
         // A number alone is one of updates apart, which stand beside products anyhow.
         const bool number =
             own.size() == 1 && ops_[own[0]].body.empty() && ops_[own[0]].def->numbers == 0;
-        const auto minor = [&](int member) { return is_minor(member); };
+        const auto all = [&](auto is) { return std::all_of(own.begin(), own.end(), is); };
+        const bool minor = all([&](int member) { return is_minor(member); }),
+                   early = all([&](int member) { return is_early(member); });
         const auto stands_beside = [&](int host) {
-            return !number || (members_[host].size() > 1 && waits_for_cuts(own[0]));
+            return number ? members_[host].size() > 1 && waits_for_cuts(own[0]) : minor;
         };
-        if (!machine_.pace() || own.empty() ||
-            !(number || std::all_of(own.begin(), own.end(), minor)))
-            return;
+        if (!machine_.pace() || own.empty() || !(number || minor || early)) return;
         int first = 0, end = INT_MAX;  // levels
         size_t size = 0;
         for (int member : own) {

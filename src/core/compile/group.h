@@ -36,6 +36,24 @@ class Lists {
     std::vector<int> begin_, items_;
 };
 
+/// Whether an upcast is added to elements of its width, nothing else reads it, and the sum is
+/// stored, since several ops read it. `readers`: by value, ascending.
+template <class Readers>
+bool makes_stored_sum(const LoweredOp& upcast, const std::vector<LoweredOp>& ops,
+                      const Readers& readers) {
+    const View& wide = upcast.outputs[0];
+    const auto& alone = readers[wide.value];
+    if (alone.empty() || alone.front() != alone.back()) return false;
+    const LoweredOp& add = ops[static_cast<size_t>(alone.front())];
+    const auto& all = readers[add.outputs[0].value];
+    return add.def->name == "add" && add.inputs[0].value != add.inputs[1].value && !all.empty() &&
+           all.front() != all.back() &&
+           std::all_of(add.inputs.begin(), add.inputs.end(), [&](const View& view) {
+               return is_contiguous(view.shape, view.strides) &&
+                      element_count(view.shape) == element_count(wide.shape);
+           });
+}
+
 /// A group of independent members, each with operands of its own.
 LoweredOp group_of(const std::vector<LoweredOp>& ops, const std::vector<int>& members);
 

@@ -113,8 +113,7 @@ const std::vector<Pass>& all_passes() {
         {"cse", true, merge_common, nullptr},     // leaves true reader counts
         {"reduce_prepass", true, simplify_reductions,
          nullptr},  // may move a reduction's only reader
-        {"shapes", true, nullptr,
-         [](Lowered& lowered, const Target&) { adopt_product_shapes(lowered); }},
+        {"shapes", true, nullptr, adopt_product_shapes},
         {"clone_upcasts", true, nullptr,
          [](Lowered& lowered, const Target&) { clone_upcasts(lowered); }},
         {"epilogue", true, nullptr, fuse_products},

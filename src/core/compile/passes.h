@@ -59,7 +59,7 @@ std::vector<std::pair<std::string, std::string>> simplify_rules();
 void simplify_reductions(Graph& graph);
 
 /// Pointwise ops that read a product's result reshaped take the product's shape (prepare.cpp).
-void adopt_product_shapes(Lowered& lowered);
+void adopt_product_shapes(Lowered& lowered, const Target& target);
 /// Clones a cast from 16 bits to float32 for each reader that can fuse it (prepare.cpp).
 void clone_upcasts(Lowered& lowered);
 /// Merges the clones that were not fused (prepare.cpp).

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <map>
 
-#include "core/compile/passes.h"
+#include "core/compile/group.h"
 #include "core/graph/region.h"
 
 namespace aicf {
@@ -42,31 +42,41 @@ void replace_operand(LoweredOp& op, ValueId from, ValueId to) {
 
 }  // namespace
 
-void adopt_product_shapes(Lowered& lowered) {
-    std::vector<const View*> made(lowered.values.size(), nullptr);  // by a product or its epilogue
-    for (LoweredOp& op : lowered.ops) {
+void adopt_product_shapes(Lowered& lowered, const Target& target) {
+    struct Made {
+        const View* view = nullptr;  // as a product or its epilogue writes it
+        size_t product = 0;
+        bool widened = false;
+    };
+    const auto readers = readers_of(lowered);
+    std::vector<Made> made(lowered.values.size());
+    for (size_t at = 0; at < lowered.ops.size(); at++) {
+        LoweredOp& op = lowered.ops[at];
         if (op.def->gemm && op.body.empty()) {
-            made[static_cast<size_t>(op.outputs[0].value)] = &op.outputs[0];
+            made[static_cast<size_t>(op.outputs[0].value)] = {&op.outputs[0], at};
             continue;
         }
         if (!op.def->pointwise || op.outputs.size() != 1 || op.def->name == "copy") continue;
         View& out = op.outputs[0];
-        const View* like = nullptr;
-        bool whole = contiguous(out);
-        for (const View& view : op.inputs) {
-            if (const View* from = made[static_cast<size_t>(view.value)]; from && !like)
+        Made like;
+        for (const View& view : op.inputs)
+            if (const Made& from = made[static_cast<size_t>(view.value)]; from.view && !like.view)
                 like = from;
-            whole &= contiguous(view) && element_count(view.shape) == element_count(out.shape) &&
-                     dtype_size(view.dtype) >= dtype_size(out.dtype);
-        }
-        if (!like) continue;
-        if (whole && !(like->shape == out.shape) && contiguous(*like) &&
-            element_count(like->shape) == element_count(out.shape)) {
-            const Dims shape = like->shape, strides = like->strides;
+        if (!like.view) continue;
+        const bool widens = is_upcast(op) && target.adds_wide(lowered.ops[like.product]) &&
+                            makes_stored_sum(op, lowered.ops, readers);
+        const bool whole =
+            contiguous(out) && std::all_of(op.inputs.begin(), op.inputs.end(), [&](const View& v) {
+                return contiguous(v) && element_count(v.shape) == element_count(out.shape) &&
+                       (widens || dtype_size(v.dtype) >= dtype_size(out.dtype));
+            });
+        const Dims shape = like.view->shape, strides = like.view->strides;
+        if (whole && !(shape == out.shape) && contiguous(*like.view) &&
+            element_count(shape) == element_count(out.shape))
             for (auto* views : {&op.inputs, &op.outputs})
                 for (View& view : *views) view.shape = shape, view.strides = strides;
-        }
-        if (like->shape == out.shape) made[static_cast<size_t>(out.value)] = &out;
+        if (shape == out.shape && !like.widened)
+            made[static_cast<size_t>(out.value)] = {&out, like.product, widens};
     }
 }
 

@@ -97,8 +97,9 @@ std::optional<StoredNorm> stored_norm(Lowered& lowered, const LoweredOp& group) 
         read_elsewhere(lowered, norm.from.y.value, group))
         return std::nullopt;
     const RegionStep& step = norm.op->body[anchor_step(*norm.op)];
-    const int results = static_cast<int>(norm.op->inputs.size());
-    if (step.outputs[0] != results + static_cast<int>(norm.result) || step.inputs[0] >= results ||
+    const int results = static_cast<int>(norm.op->inputs.size()),
+              inner = results + static_cast<int>(norm.op->outputs.size());
+    if (step.outputs[0] != results + static_cast<int>(norm.result) || step.inputs[0] >= inner ||
         norm.op->operand(step.outputs[1]).value != norm.from.scale.value)
         return std::nullopt;
     norm.from.x = norm.op->operand(step.inputs[0]);
@@ -185,7 +186,7 @@ void store_mean_alone(StoredNorm& norm) {
 }
 
 /// A norm whose result only its gradients read does not store it: they read its operand in its
-/// place, and make it again.
+/// place, which lies in memory, and make it again.
 void remake_norms(Lowered& lowered, const Target& target) {
     for (size_t at = 0; at < lowered.ops.size(); at++) {
         if (!target.sums_beside(lowered.ops[at])) continue;

@@ -353,9 +353,10 @@ class Structure {
     }
 
     void check_product(const LoweredOp& op, const std::string& where) const {
-        if (!product_region(op))
+        if (!product_region(op) && !widened_product(op))
             fail(where, " is no region of a product; need it first, of operands 0 and 1, which no ",
-                 "other step reads, its dtype that of the first output unless updates follow, and "
+                 "other step reads, its dtype that of the first output unless updates or a wider "
+                 "sum follow, and "
                  "no step that reads it ",
                  "behind the one that writes that output");
         const Dims& shape = op.operand(op.body[0].outputs[0]).shape;

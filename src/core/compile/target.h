@@ -69,6 +69,9 @@ class Target {
     /// Whether a group of a row op and sums over rows of what it reads is one kernel that reads
     /// them once.
     virtual bool sums_beside(const LoweredOp&) const { return false; }
+    /// Whether a product of 16 bits can store, in its place, a sum with elements of float32 here:
+    /// its launch has time to move them.
+    virtual bool adds_wide(const LoweredOp&) const { return false; }
     /// Whether each block of one launch can take its rows through all products of a chain here,
     /// faster than as separate launches; asked of one product, too.
     virtual bool fits_chain(const LoweredOp&) const { return false; }

@@ -212,11 +212,11 @@ bool numbers_region(const LoweredOp& op) {
                                            [](const auto& step) { return step.def->numbers == 0; });
 }
 
-bool product_region(const LoweredOp& op) {
+/// A product first, of operands that no other step reads, nor itself what writes the first output.
+static bool product_first(const LoweredOp& op) {
     const RegionStep& gemm = op.body[0];
     if (!gemm.def->gemm || gemm.inputs != std::vector<int>{0, 1}) return false;
     const int product = gemm.outputs[0], first = static_cast<int>(op.inputs.size());
-    if (!updates_behind(op) && op.outputs[0].dtype != op.operand(product).dtype) return false;
     bool written = false;
     for (size_t i = 1; i < op.body.size(); i++) {
         const RegionStep& step = op.body[i];
@@ -225,6 +225,26 @@ bool product_region(const LoweredOp& op) {
         for (int number : step.outputs) written |= number == first;
     }
     return true;
+}
+
+bool product_region(const LoweredOp& op) {
+    return product_first(op) &&
+           (updates_behind(op) || op.outputs[0].dtype == op.operand(op.body[0].outputs[0]).dtype);
+}
+
+bool widened_product(const LoweredOp& op) {
+    if (op.body.size() < 2 || op.outputs.size() != 1 || op.outputs[0].dtype != DType::f32 ||
+        !product_first(op) || !is_16_bit(op.operand(op.body[0].outputs[0]).dtype))
+        return false;
+    const auto inputs = static_cast<int>(op.inputs.size());
+    const RegionStep *last = &op.body.back(), *cast = last;
+    if (last->outputs[0] != inputs) return false;
+    if (last->def->name == "add") {
+        cast = last - 1;
+        const int made = cast->outputs[0], other = last->inputs[last->inputs[0] == made];
+        if ((last->inputs[0] != made && last->inputs[1] != made) || other >= inputs) return false;
+    }
+    return cast->def->name == "cast" && is_16_bit(op.operand(cast->inputs[0]).dtype);
 }
 
 bool sums_squares(const LoweredOp& member) {

@@ -16,6 +16,9 @@ bool plain_product(const View& a, const View& b, const Dims& result);
 /// have its dtype and be overwritten only after the last read of the product; behind updates, which
 /// are no function of it alone, it never lies in memory.
 bool product_region(const LoweredOp& op);
+/// A product of 16 bits, of which nothing is stored but, at the end, a wider copy of what follows
+/// it, or that and an operand added.
+bool widened_product(const LoweredOp& op);
 /// Whether an update is the last step behind an anchor of another kind.
 bool updates_behind(const LoweredOp& op);
 /// A product with an epilogue, or a reduction, whose last step is an optimizer's update by what it

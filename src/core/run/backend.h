@@ -94,7 +94,8 @@ class Backend {
     struct Copy {
         char* to;
         TensorRef from;
-        int64_t room;  // bytes at `to` that belong to this value, padding included
+        int64_t room;        // bytes at `to` that belong to this value, padding included
+        const void* memory;  // the allocation they lie in: no copy may go beyond it
     };
     /// Likewise for several tensors.
     virtual void gather(const std::vector<Copy>& copies) {

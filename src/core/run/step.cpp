@@ -473,8 +473,8 @@ void Step::gather(const Inputs& inputs, std::optional<intptr_t> stream) {
     for (const auto& [id, tensor] : inputs) {
         const Cell& cell = *cells_.at(plan_.places[id].storage);
         const bool own = cell.owner == segments_[static_cast<int>(Segment::inputs)];
-        copies.push_back(
-            {cell.data, backend.ready(apart(tensor, id)), own ? align_up(cell.bytes) : cell.bytes});
+        copies.push_back({cell.data, backend.ready(apart(tensor, id)),
+                          own ? align_up(cell.bytes) : cell.bytes, cell.owner.get()});
     }
     backend.gather(copies);
     release(inputs, stream);

@@ -91,7 +91,8 @@ using Family = KernelFamily<Bound, Table>;
 constexpr Family kFamilies[] = {
     {"matmul",
      [](const LoweredOp& op, const Table&) {
-         return anchor(op).gemm && (alone(op) || (!tail_region(op) && !updates_behind(op)));
+         return anchor(op).gemm &&
+                (alone(op) || (!tail_region(op) && !updates_behind(op) && !widened_product(op)));
      },
      [](const LoweredOp& op, const Table& table) {
          check_order(op);

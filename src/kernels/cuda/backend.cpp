@@ -177,8 +177,9 @@ class CudaBackend : public Backend {
         for (size_t i = 0, end = 0; i < joined.size(); i = end) {
             int64_t room = 0;
             parts.clear();
-            for (end = i; end < joined.size() && joined[end]->to == joined[i]->to + room &&
-                          room + joined[end]->room <= kJoined;
+            for (end = i;
+                 end < joined.size() && joined[end]->to == joined[i]->to + room &&
+                 joined[end]->memory == joined[i]->memory && room + joined[end]->room <= kJoined;
                  end++) {
                 const TensorRef& from = joined[end]->from;
                 const auto bytes =

@@ -295,6 +295,8 @@ int64_t terms_of(const LoweredOp& op);
 double gemm_cycles(const LoweredOp& op, const Limits& limits);
 /// Whether each cut of a product along k is one for tensor cores by itself.
 bool gemm_joins_cuts(const LoweredOp& op, const Limits& limits);
+/// Whether warps with roles multiply 16 bits, each block several tiles.
+bool gemm_adds_wide(const LoweredOp& op, const Limits& limits);
 /// A chain whose inner values that gradients alone read are what multiplies those: worked out once,
 /// where the value is made. The bits are the same.
 LoweredOp with_slopes(const LoweredOp& chain);

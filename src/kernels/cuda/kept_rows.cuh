@@ -220,12 +220,12 @@ __device__ __forceinline__ void put_shares(const Out& out, const A* exps, A shar
 }
 
 /// cross_entropy_with_grad of such rows.
-template <class A, int Warps, class Shape, class Make, class Labels, class Loss, class Most,
-          class Sum, class Put>
+template <class A, int Warps, bool Looks, class Shape, class Make, class Labels, class Loss,
+          class Most, class Sum, class Put>
 __device__ __forceinline__ void cross_entropy_kept(const Grid& grid, Make make, Labels labels,
                                                    Loss loss, Most set_most, Sum set_sum, Put put,
                                                    A scale) {
-    typedef KeptOf<A, Warps, Shape, Make, false> Of;
+    typedef KeptOf<A, Warps, Shape, Make, Looks> Of;
     typedef typename Of::Row Row;
     constexpr int n = int(Shape::n);
     const auto one = [&](typename Of::Rows& kept, int64_t r, const Row& row, const Row& next,
@@ -257,7 +257,7 @@ __device__ __forceinline__ void cross_entropy_kept(const Grid& grid, Make make, 
         else
             put_shares<Warps, n, false>(out, kept.exps, share);
     };
-    each_kept<A, Warps, false, Shape>(grid, make, one);
+    each_kept<A, Warps, Looks, Shape>(grid, make, one);
 }
 
 /// Whether exponentials are far enough from 0, or are 0, for share_near.

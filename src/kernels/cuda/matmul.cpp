@@ -122,6 +122,15 @@ bool gemm_joins_cuts(const LoweredOp& op, const Limits& limits) {
            gemm.m * gemm.n * gemm.chunk >= kTiledWork;
 }
 
+bool gemm_adds_wide(const LoweredOp& op, const Limits& limits) {
+    constexpr int64_t turns = 2;  // what a block's last tile moves is waited for
+    if (!is_one_product(op)) return false;
+    const Gemm gemm(op);
+    const std::vector<Choice> choices = gemm.choices(limits);
+    return is_16_bit(gemm.a.dtype) && !choices.empty() && choices[0].tiling->pair > 0 &&
+           choices[0].tiles >= turns * limits.processors;
+}
+
 bool gemm_leaves_room(const LoweredOp& op, const Limits& limits) {
     constexpr int64_t share = 4;
     if (!is_one_product(op)) return false;

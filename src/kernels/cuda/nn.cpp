@@ -448,11 +448,12 @@ class RowText {
         text_.blocks = std::min<int64_t>(rows_, limits_.processors);
         const int64_t leaves = ceil_div(row_.n, kTreeLeaf);
         text_.shared = static_cast<uint32_t>(dtype_size(DType::f32) * (row_.n + leaves + kept_));
+        const char* looks = kept_ <= kKeptWarps ? "true, " : "false, ";
         if (name_ == "softmax")
-            call("softmax_kept", cat(kept_, row_.attrs->flag("masked") ? ", true, " : ", false, ",
-                                     kept_ <= kKeptWarps ? "true, " : "false, "));
+            call("softmax_kept",
+                 cat(kept_, row_.attrs->flag("masked") ? ", true, " : ", false, ", looks));
         else
-            call("cross_entropy_kept", cat(kept_, ", "), number_of(row_.at + 1));
+            call("cross_entropy_kept", cat(kept_, ", ", looks), number_of(row_.at + 1));
     }
 
     /// Norms and gradients in blocks that fill rows ahead.

@@ -41,6 +41,9 @@ class CudaTarget : public Target {
         return cuda::sums_beside(group, limits_);
     }
     bool fits_chain(const LoweredOp& op) const override { return chain_fits(op, limits_); }
+    bool adds_wide(const LoweredOp& op) const override {
+        return gemm_adds_wide(op, limits_) && !fits_chain(op);
+    }
     bool leaves_room(const LoweredOp& op) const override { return gemm_leaves_room(op, limits_); }
     bool takes_update(const LoweredOp& op) const override {
         return anchor(op).gemm ? gemm_takes_update(op, limits_) : is_reduction(anchor(op));
