@@ -2,9 +2,10 @@
 
     python bench/small_steps.py [--json FILE]
 
-Microseconds a step, medians of 9 rounds in which the forms take turns: `one` of 200 replays of one
-step, `many` of replay(1000), `call` of calls with host arrays, `stack` of run_many on 200 of them,
-one behind the other. bench/peers_gpu.py has the peers.
+Microseconds a step, medians of 9 rounds in which the forms take turns: `one` of 2,000 replays of
+one step, so that the wait behind them counts for little; `many` of replay(1000), `call` of calls
+with host arrays, `stack` of run_many on 200 of them, one behind the other. `least one` is `one` of
+a step that adds two numbers: what a graph of one kernel takes. bench/peers_gpu.py has the peers.
 """
 
 import argparse
@@ -69,18 +70,31 @@ def timed(function, steps, wait):
     return (time.perf_counter() - start) / steps * 1e6
 
 
-def readings(step, x, t):
+def ones_of(step, times=2000):
     def ones():
-        for _ in range(200):
+        for _ in range(times):
             step.replay(1)
 
+    return timed(ones, times, step.synchronize)
+
+
+def least():
+    """A step of one kernel that does nearly nothing."""
+    g = aicf.Graph("least")
+    g.output("y", g.input("x", (1,)) + 1)
+    step = g.compile(device="cuda")
+    step(x=np.zeros(1, np.float32))
+    return step
+
+
+def readings(step, x, t):
     def calls():
         for _ in range(200):
             step(x=x, t=t)
 
     stacked = {"x": np.stack([x] * 200), "t": np.stack([t] * 200)}
     return {
-        "one": lambda: timed(ones, 200, step.synchronize),
+        "one": lambda: ones_of(step),
         "many": lambda: timed(lambda: step.replay(1000), 1000, step.synchronize),
         "call": lambda: timed(calls, 200, step.synchronize),
         "stack": lambda: timed(lambda: step.run_many(**stacked), 200, step.synchronize),
@@ -91,18 +105,21 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    rows = []
+    rows, smallest = [], least()
     for widths, batch, loss in NETS:
         x, t = data(widths, batch, loss)
         forms = {}
         for name, passes in (("block", "default"), ("launches", APART)):
             step = graph(widths, batch, loss).compile(device="cuda", passes=passes)
             step(x=x, t=t)
-            forms[name] = step
+            if name != "block" or len(step.plan.ops) == 1:  # else both are the same launches
+                forms[name] = step
+        reads = {name: readings(step, x, t) for name, step in forms.items()}
+        reads["least"] = {"one": lambda: ones_of(smallest)}
         taken = {}
         for turn in range(ROUNDS + 1):
-            for name, step in forms.items():
-                for what, read in readings(step, x, t).items():
+            for name, of in reads.items():
+                for what, read in of.items():
                     us = read()
                     if turn:
                         taken.setdefault((name, what), []).append(us)
@@ -114,11 +131,7 @@ def main():
         rows.append(row)
         print(
             f"{row['net']:28}",
-            *(
-                f"{name} {what} {row[f'{name} {what}']['us']:.2f}"
-                for name in forms
-                for what in ("one", "many", "call", "stack")
-            ),
+            *(f"{name} {what} {row[f'{name} {what}']['us']:.2f}" for name, what in taken),
             row["ops"],
             flush=True,
         )

@@ -26,8 +26,9 @@ def _warps(condition, count):
     return [w for w in range(count) if eval(words, {"warp": w})]
 
 
-def _events(text, name, count):
-    """("member", m, warps) and ("barrier", id, warps) of one turn of the loop over steps."""
+def _branches(text, name, count):
+    """What each branch of a turn of the loop over steps does, by the warps that take it:
+    ("member", m, warps) and ("barrier", id, threads)."""
     loop = text[text.index("for (int64_t step = 0") :]
     loop = loop[: loop.index("    finish_copies();\n")]
     team = r"Grid{warp - (\d+)u, (\d+)u"
@@ -35,21 +36,58 @@ def _events(text, name, count):
         member: (first, size)
         for member, first, size in re.findall(rf"{name}_(\d+)_ahead\({name}_.*{team}", text)
     }
-    found = re.finditer(
+    event = re.compile(
         rf"(?:if \(([^{{;]*?)\) )?(?:{{  // node.*\n *{name}_(\d+)_body\(.*(?:{team}|ahead\d+\))"
-        r"|wait_for\((\d+), (\d+)\))",
-        loop,
+        r"|wait_for\((\d+), (\d+)\))"
     )
-    for condition, member, first, size, barrier, waiting in (one.groups() for one in found):
-        warps = _warps(condition, count)
-        if member:
-            first, size = (first, size) if first else ahead[member]
-            assert warps == list(range(int(first), int(first) + int(size)))
-            yield "member", int(member), warps
-        else:
-            assert int(waiting) == 32 * len(warps), "a barrier waits for other warps than come"
-            assert 1 <= int(barrier) <= 15, f"barrier {barrier}; there are 16, one is the block's"
-            yield "barrier", int(barrier), warps
+    parts = re.split(r"^ {8}(?:} else )?(?:if \((.*)\) )?{\n", loop, flags=re.MULTILINE)
+    left, branches = range(count), []
+    for condition, part in zip(parts[1::2], parts[2::2], strict=True):
+        own = [w for w in left if w in _warps(condition, count)]
+        left = [w for w in left if w not in own]
+        events = []
+        for condition, member, first, size, barrier, waiting in event.findall(part):
+            if member:
+                first, size = (first, size) if first else ahead[member]
+                warps = [w for w in own if w in _warps(condition, count)]
+                assert warps == list(range(int(first), int(first) + int(size)))
+                events.append(("member", int(member), warps))
+            else:
+                assert 1 <= int(barrier) <= 15, f"barrier {barrier}; there are 16, one is all's"
+                events.append(("barrier", int(barrier), int(waiting)))
+        branches.append((own, events))
+    assert not left, "some warps do nothing"
+    return branches
+
+
+def _events(text, name, count, steps):
+    """(step, "member", m, warps) and (step, "barrier", id, warps) of some steps, in an order that
+    the barriers allow."""
+    branches = _branches(text, name, count)
+    programs = [
+        [(step, *event) for step in range(steps) for event in events] for _, events in branches
+    ]
+    while any(programs):
+        for program in programs:
+            while program and program[0][1] == "member":
+                yield program.pop(0)
+        waiting = {}
+        for (own, _), program in zip(branches, programs, strict=True):
+            if program:
+                waiting.setdefault(program[0][2], []).append((own, program))
+        come = {barrier: sum(len(own) for own, _ in them) for barrier, them in waiting.items()}
+        ready = [
+            barrier
+            for barrier, them in waiting.items()
+            if all(program[0][3] == 32 * come[barrier] for _, program in them)
+        ]
+        if not any(programs):
+            return
+        assert ready, "a barrier waits for other warps than come"
+        step = waiting[ready[0]][0][1][0][0]
+        yield step, "barrier", ready[0], sorted(w for own, _ in waiting[ready[0]] for w in own)
+        for _, program in waiting[ready[0]]:
+            program.pop(0)
 
 
 class _Values:
@@ -103,7 +141,7 @@ def problems_of(op, text, steps=3):
     where they are read."""
     name = re.search(r"typedef Block<\d+> (\S+)_Block;", text)[1]
     count = int(re.findall(r"__launch_bounds__\((\d+)", text)[-1]) // 32
-    values, events = _Values(op, text, name), list(_events(text, name, count))
+    values = _Values(op, text, name)
     clock = [[int(a == b) for a in range(count)] for b in range(count)]
     problems, before, holds = [], [], {}  # what was accessed so far; by extent, what lies there
 
@@ -114,42 +152,38 @@ def problems_of(op, text, steps=3):
 
     for id in values.inputs:
         put(values.extent(id), (id, -1))
-    for step in range(steps):
-        for kind, number, warps in events:
-            if kind == "barrier":
-                met = [max(clock[w][q] for w in warps) for q in range(count)]
-                for w in warps:
-                    clock[w] = [c + (q == w) for q, c in enumerate(met)]
+    for step, kind, number, warps in _events(text, name, count, steps):
+        if kind == "barrier":
+            met = [max(clock[w][q] for w in warps) for q in range(count)]
+            for w in warps:
+                clock[w] = [c + (q == w) for q, c in enumerate(met)]
+            continue
+        used = [(id, out, values.extent(id)) for id, out in values.used[number] if values.size[id]]
+        for id, out, extent in used:
+            for other, written, at, who, since in before:
+                ordered = all(
+                    clock[w][q] > then if w == q else clock[w][q] >= then
+                    for w in warps
+                    for q, then in zip(who, since, strict=True)
+                )
+                if (out or written) and _overlap(extent, at) and not ordered:
+                    problems.append(f"step {step}: member {number} uses %{id} beside {other}")
+        for id, out, extent in used:
+            if out:
                 continue
-            used = [
-                (id, out, values.extent(id)) for id, out in values.used[number] if values.size[id]
-            ]
-            for id, out, extent in used:
-                for other, written, at, who, since in before:
-                    ordered = all(
-                        clock[w][q] > then if w == q else clock[w][q] >= then
-                        for w in warps
-                        for q, then in zip(who, since, strict=True)
-                    )
-                    if (out or written) and _overlap(extent, at) and not ordered:
-                        problems.append(f"step {step}: member {number} uses %{id} beside {other}")
-            for id, out, extent in used:
-                if out:
-                    continue
-                want = (id, step)
-                if id in values.inputs:
-                    want = (values.next[id], step - 1) if step and id in values.next else (id, -1)
-                if holds.get(extent) != want:
-                    problems.append(
-                        f"step {step}: member {number} finds {holds.get(extent)}, not {want}"
-                    )
-            for id, out, extent in used:
-                if out:
-                    put(extent, (id, step))
-                own = [clock[w][w] for w in warps]
-                before.append((f"member {number}", out, extent, warps, own))
-        if step:
-            before = before[-2 * sum(map(len, values.used)) :]
+            want = (id, step)
+            if id in values.inputs:
+                want = (values.next[id], step - 1) if step and id in values.next else (id, -1)
+            if holds.get(extent) != want:
+                problems.append(
+                    f"step {step}: member {number} finds {holds.get(extent)}, not {want}"
+                )
+        for id, out, extent in used:
+            if out:
+                put(extent, (id, step))
+            own = [clock[w][w] for w in warps]
+            before.append((f"member {number}", out, extent, warps, own))
+        before = before[-3 * sum(map(len, values.used)) :]
     for id in values.outputs:
         if values.size[id] and holds.get(values.extent(id)) != (id, steps - 1):
             problems.append(f"%{id} is not there at the end")

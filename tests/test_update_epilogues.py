@@ -117,9 +117,18 @@ def test_what_has_launches_of_its_own():
         ((1024, (512, 512, 512, 10)), "fp32", {}),
         ((4096, (256, 256, 256, 10)), "tf32", {}),
         ((1024, (512, 512, 512, 10)), "mixed", {}),
+        ((1024, (256, 256, 256, 10)), "fp32", {}),
+        ((512, (512, 512, 512, 10)), "tf32", {}),
     ]:
         assert with_updates(plan_of(graph_of(*sizes, **options)[0], math)) == []
-    assert with_updates(plan_of(graph_of(16, (2030, 2030, 10))[0])) != []  # below 4 Mi elements
+    for sizes, math in [
+        ((16, (2030, 2030, 10)), "fp32"),  # below 4 Mi elements
+        ((1016, (256, 256, 256, 10)), "fp32"),  # below 1,024 terms, or below so many results
+        ((1024, (240, 256, 10)), "fp32"),
+        ((504, (512, 512, 512, 10)), "tf32"),
+        ((1024, (256, 256, 256, 10)), "tf32"),
+    ]:
+        assert with_updates(plan_of(graph_of(*sizes)[0], math)) != []
 
 
 @pytest.mark.parametrize(("rows", "behind"), [(1016, True), (1024, True), (1032, False)])

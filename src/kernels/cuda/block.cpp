@@ -36,6 +36,7 @@ Limits one_block(const Limits& limits) {
 }
 
 std::string by_warps(int begin, int end, int warps, const std::string& statement) {
+    if (warps == 0) return statement;
     const std::string from = begin ? cat("warp >= ", begin, "u") : "",
                       to = end < warps ? cat("warp < ", end, "u") : "";
     const std::string both = from.empty() || to.empty() ? from + to : from + " && " + to;
@@ -66,24 +67,23 @@ Teams::Teams(const LoweredOp& op, const Times& times, const std::vector<int64_t>
     for (int stage = 0; stage < times.count; stage++) share_out(op, times, blocks, stage);
 }
 
+bool Teams::waits(const Times& times, size_t member, int stage) const {
+    const int begin = times.stages[member] ? times.stages[member] : times.count;
+    return begin == stage || times.ends[member] == stage;
+}
+
 std::string Teams::barrier(const Times& times, int stage) const {
     int waiting = main;
-    std::string more;
-    for (size_t m = 0; m < of.size(); m++) {
-        const int begin = times.stages[m] ? times.stages[m] : times.count;
-        if (!times.aside(m) || (begin != stage && times.ends[m] != stage)) continue;
-        waiting += of[m].second - of[m].first;
-        more += cat(" || (warp >= ", of[m].first, "u && warp < ", of[m].second, "u)");
-    }
+    for (size_t m = 0; m < of.size(); m++)
+        if (times.aside(m) && waits(times, m, stage)) waiting += of[m].second - of[m].first;
     // With more stages than barriers in hardware, no member is aside and all wait at each;
     // where rows are carried the last barrier is one of its own, for some warps come to it
     // early.
     constexpr int kBarriers = 15;  // number 0 is __syncthreads()'s
     const bool last = carriers && stage == times.count;
-    if (last) waiting += carriers, more += cat(" || warp >= ", warps, "u");
+    if (last) waiting += carriers;
     const int number = last ? kBarriers : 1 + (stage - 1) % (kBarriers - (carriers > 0));
-    return cat(waiting < warps + carriers ? cat("if (warp < ", main, "u", more, ") ") : "",
-               "wait_for(", number, ", ", 32 * waiting, ");\n");
+    return cat("wait_for(", number, ", ", 32 * waiting, ");\n");
 }
 
 void Teams::share_out(const LoweredOp& op, const Times& times, const std::vector<int64_t>& blocks,
@@ -143,24 +143,39 @@ std::string ahead_text(const Teams& teams, const std::vector<bool>& ahead) {
 
 std::string stages_text(const LoweredOp& op, const Times& times, const Teams& teams,
                         const std::vector<bool>& ahead, const std::string& counter) {
-    std::string steps;
+    const auto call = [&](size_t m, int warps) {
+        const auto [begin, end] = teams.of[m];
+        const std::string unit =
+            ahead[m] ? cat("ahead", m)
+                     : cat("Grid{warp - ", begin, "u, ", end - begin, "u, 32u, warp * 32u}");
+        return "            " +
+               by_warps(begin, end, warps,
+                        cat("{  // node ", op.members[m].node, ": ", title(op.members[m]),
+                            "\n                @_", m, "_body(@_", m, "_Block{block, ", counter,
+                            ", base}, ", unit, ");\n            }\n"));
+    };
+    const auto barrier = [&](int stage) { return "            " + teams.barrier(times, stage); };
+    // A branch for those that wait at every barrier, and one for each member beside them: warps
+    // look at nothing that others do.
+    const bool beside = teams.warps + teams.carriers > teams.main;
+    std::string steps = beside ? cat("        if (warp < ", teams.main, "u) {\n") : "        {\n";
     for (int stage = 0; stage < times.count; stage++) {
-        steps += cat("        // stage ", stage, "\n");
-        for (size_t m = 0; m < op.members.size(); m++) {
-            if (times.stages[m] != stage) continue;
-            const auto [begin, end] = teams.of[m];
-            const std::string unit =
-                ahead[m] ? cat("ahead", m)
-                         : cat("Grid{warp - ", begin, "u, ", end - begin, "u, 32u, warp * 32u}");
-            steps += "        " +
-                     by_warps(begin, end, teams.warps + teams.carriers,
-                              cat("{  // node ", op.members[m].node, ": ", title(op.members[m]),
-                                  "\n            @_", m, "_body(@_", m, "_Block{block, ", counter,
-                                  ", base}, ", unit, ");\n        }\n"));
-        }
-        steps += "        " + teams.barrier(times, stage + 1);
+        steps += cat("            // stage ", stage, "\n");
+        for (size_t m = 0; m < op.members.size(); m++)
+            if (times.stages[m] == stage && !times.aside(m)) steps += call(m, teams.main);
+        steps += barrier(stage + 1);
     }
-    return steps;
+    for (size_t m = 0; m < op.members.size(); m++) {
+        if (!times.aside(m)) continue;
+        const auto [begin, end] = teams.of[m];
+        steps += cat("        } else if (warp < ", end, "u) {\n");
+        for (int stage = 0; stage < times.count; stage++) {
+            if (times.stages[m] == stage) steps += call(m, 0);
+            if (teams.waits(times, m, stage + 1)) steps += barrier(stage + 1);
+        }
+    }
+    if (teams.carriers) steps += "        } else {\n" + barrier(times.count);
+    return steps + "        }\n";
 }
 
 uint32_t steps_at(const LoweredOp& sequence) {
@@ -278,7 +293,7 @@ class BlockText {
     std::string entry(const std::vector<bool>& ahead) const {
         return cat(
             "    extern __shared__ __align__(16) char shared[];\n"
-            "    const uint32_t warp = threadIdx.x / 32;\n",
+            "    const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0);\n",
             ahead_text(teams_, ahead), in_,
             "    finish_copies();\n    const int64_t steps = block.integer(", steps_at(op_),
             "), slices = block.integer(", steps_at(op_) + 8,

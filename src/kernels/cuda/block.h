@@ -193,6 +193,8 @@ struct Teams {
 
     /// The one before a stage; the last one comes before the first of the next step.
     std::string barrier(const Times& times, int stage) const;
+    /// Whether the warps of a member beside the stages come to it.
+    bool waits(const Times& times, size_t member, int stage) const;
 
   private:
     void share_out(const LoweredOp& op, const Times& times, const std::vector<int64_t>& blocks,

@@ -117,7 +117,7 @@ class LoopText {
         const std::string in = first_copies(), out = last_copies();
         text.body += body_head() +
                      cat("    extern __shared__ __align__(16) char shared[];\n"
-                         "    const uint32_t warp = threadIdx.x / 32;\n",
+                         "    const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0);\n",
                          ahead_text(teams_, ahead), in,
                          "    finish_copies();\n#pragma unroll 1\n    for (int turn = 0; turn < ",
                          turn_.shape.turns, "; turn++) {\n", carriers_part(),

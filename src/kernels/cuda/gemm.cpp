@@ -166,6 +166,9 @@ void Gemm::add_update(const Limits& limits, std::vector<Choice>& choices) const 
             return !choice.groups || choice.boxes ||
                    choice.tiling->part_m * choice.tiling->part_n > most;
         });
+    std::erase_if(choices, [](const Choice& choice) {  // 128 registers are too few there
+        return choice.groups && choice.tiling->part_m == 8;
+    });
     const int64_t room = tensor ? kTensorUpdateThreads : kUpdateThreads;
     for (Choice& choice : choices) {
         if (choice.thin) continue;

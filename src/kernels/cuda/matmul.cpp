@@ -181,9 +181,8 @@ static void add_near_boxes(KernelText& text, const LoweredOp& op, const BlockLay
     text.threads = t.threads * choice.groups;
     text.blocks = choice.blocks;
     text.maps = {a.map, b.map};
-    text.shared = static_cast<uint32_t>(box_room(t, ceil_div(gemm.k, gemm.chunk),
-                                                 std::min(gemm.k, gemm.chunk),
-                                                 static_cast<int64_t>(dtype_size(gemm.a.dtype))));
+    text.shared = static_cast<uint32_t>(
+        box_room(t, gemm.k, gemm.chunk, static_cast<int64_t>(dtype_size(gemm.a.dtype))));
     text.body += body_head(op, layout);
     text.body += cat("    gemm_near_boxes<", t.m, ", ", t.n, flag(b.along_k), flag(a.batched),
                      flag(b.batched), ", @_Shape>(grid, @_Put{block}, block.bytes + ",
@@ -507,17 +506,20 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
         const auto floats = [&](int side, int64_t step) {
             return step == 1 ? t.k * (side + 4) : side * (t.k + 4);
         };
-        const int64_t stage = floats(t.m, a.strides[rank - 2]) + floats(t.n, b.strides[rank - 1]),
-                      sums = choice.groups > 1 ? ceil_div(k, chunk) * t.m * t.n : 0;
+        const int64_t stage =
+            4 * (floats(t.m, a.strides[rank - 2]) + floats(t.n, b.strides[rank - 1]));
+        const int64_t chunks = ceil_div(k, chunk),
+                      depth = std::min(k, ceil_div(chunks, int64_t{choice.groups}) * chunk);
+        const int stages = chain_stages(t, choice.groups, chunks, depth);
         text.name = stem + name_of(choice);
         text.includes = {"near.cuh"};
         text.begins = true;
         text.threads = t.threads * choice.groups;
         text.blocks = choice.blocks;
-        text.shared = static_cast<uint32_t>(4 * (choice.groups * t.stages * stage + sums));
+        text.shared = static_cast<uint32_t>(chain_room(t, choice.groups, chunks, stages, stage));
         text.body += body_head(op, layout);
         text.body += cat("    gemm_near<", t.m, ", ", t.n, ", ", t.part_m, ", ", t.part_n, ", ",
-                         choice.groups, ", ", t.stages,
+                         choice.groups, ", ", stages,
                          ", @_Shape>(grid, @_Put{block}, x0, x1);\n"
                          "}\n");
         return text;

@@ -62,14 +62,17 @@ __device__ __forceinline__ void gemm_near_boxes(const Grid& grid, const Put& put
     typedef BoxLines<As> Lines;
     constexpr int k = int(Shape::k), cut = int(Shape::chunk < Shape::k ? Shape::chunk : Shape::k),
                   cuts = (k + cut - 1) / cut, depth = Lines::depth,
-                  boxes = (cut + depth - 1) / depth, pitch = BN + 8;  // of sums
+                  boxes = (cut + depth - 1) / depth,
+                  all_boxes = (cuts - 1) * boxes + (k - (cuts - 1) * cut + depth - 1) / depth,
+                  pitch = BN + 8;  // of sums
     constexpr int box_bytes = (BM + BN) * Lines::line, ring = boxes * box_bytes;
     constexpr uint32_t down = uint32_t((Shape::m + BM - 1) / BM),
                        side = uint32_t((Shape::n + BN - 1) / BN),
                        tiles = uint32_t(Shape::batches) * down * side;
     static_assert(cuts == 1 || cut % depth == 0);
     static_assert(AlongB || (same_type<As, Tf32> && BN % depth == 0));
-    static_assert(BM * pitch * 4 <= ring && ring % 1024 == 0 && BM % 16 == 0 && BN % 16 == 0);
+    static_assert(BM * pitch * 4 <= box_bytes && box_bytes % 1024 == 0 && BM % 16 == 0 &&
+                  BN % 16 == 0);
     extern __shared__ __align__(1024) char room[];
     if (grid.block >= tiles) return;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -78,7 +81,7 @@ __device__ __forceinline__ void gemm_near_boxes(const Grid& grid, const Put& put
     const int row = int(at / side) * BM, col = int(at % side) * BN, begin = warp * cut,
               terms = k - begin < cut ? k - begin : cut, own_boxes = (terms + depth - 1) / depth;
     const uint32_t own = shared_address(room) + warp * ring,
-                   barriers = shared_address(room) + cuts * ring + warp * (8 * boxes);
+                   barriers = shared_address(room) + all_boxes * box_bytes + warp * (8 * boxes);
     const auto ask_b = [&] {
 #pragma unroll
         for (int s = 0; s < boxes; s++) {

@@ -278,6 +278,33 @@ void add_clusters(const Tiling& t, const Problem& p, const Limits& limits,
     }
 }
 
+// Bytes of shared memory that blocks of near.cuh fill at most, and that one is given where it is
+// alone: the next step's blocks begin beside the last ones of an update's.
+static constexpr int64_t kNearRoom = 224 << 10, kNearAlone = 180 << 10;
+
+/// Bytes of the sums of a block's groups that do not lie where operands were.
+static int64_t near_sums(const Tiling& t, int64_t groups, int64_t chunks) {
+    return groups > 1 && groups < chunks ? 4 * chunks * t.m * t.n : 0;
+}
+
+int chain_stages(const Tiling& t, int64_t groups, int64_t chunks, int64_t depth) {
+    if (groups == 1) return t.stages;
+    const auto lines = [&](int64_t side) {
+        return std::max(side * (t.k + 4), t.k * (side + 4));  // of k, or across it
+    };
+    const int64_t beside = std::max<int64_t>(t.resident / groups, 1),
+                  stages = groups * 4 * (lines(t.m) + lines(t.n)),
+                  sums = near_sums(t, groups, chunks);
+    const int64_t most = (kNearRoom - sums) / stages,
+                  wanted = std::max<int64_t>(
+                      (std::min(kNearRoom / beside, kNearAlone) - sums) / stages, t.stages);
+    return static_cast<int>(std::min({wanted, most, ceil_div(depth, t.k)}));
+}
+
+int64_t chain_room(const Tiling& t, int64_t groups, int64_t chunks, int stages, int64_t stage) {
+    return groups * stages * stage + near_sums(t, groups, chunks);
+}
+
 /// Tiles of near.cuh, with as many groups as take a chunk of k each, or fewer.
 void add_near(const Problem& p, const Limits& limits, std::vector<Choice>& choices) {
     constexpr int64_t most_chunks = 16;  // whose sums lie in shared memory
@@ -288,13 +315,16 @@ void add_near(const Problem& p, const Limits& limits, std::vector<Choice>& choic
         for (int groups = 1; groups <= std::min<int64_t>(2 * chunks - 1, 8); groups *= 2) {
             if (groups > 1 && (chunks > most_chunks || groups * t.threads > kGroupThreads))
                 continue;
+            const int64_t terms = std::min(p.k, ceil_div(chunks, groups) * p.grain);
+            if (chain_stages(t, groups, chunks, terms) < 2) continue;
             Choice choice{&t, p.batches * ceil_div(p.m, t.m) * ceil_div(p.n, t.n)};
             choice.blocks = choice.tiles;
             choice.groups = groups;
             const int64_t resident = std::max(t.resident / groups, 1),
                           each = ceil_div(choice.tiles, processors);
-            const auto depth =
-                static_cast<double>(std::min(p.k, ceil_div(chunks, groups) * p.grain));
+            // Of 8x4 results of a thread, whose warps need all of a quarter's registers.
+            if (t.part_m == 8 && (groups == 1 || each > 1)) continue;
+            const auto depth = static_cast<double>(terms);
             const auto beside = static_cast<double>(std::min(each, resident));
             choice.cycles = static_cast<double>(ceil_div(each, resident)) *
                             (start + depth * std::max(t.alone + t.share * groups * beside,
@@ -316,24 +346,32 @@ int near_stages(const Tiling& t, int64_t groups, int64_t cuts, int64_t depth, in
 
 constexpr int64_t kBoxRoom = 224 << 10;
 
-int64_t box_room(const Tiling& t, int64_t cuts, int64_t depth, int64_t element) {
+int64_t box_room(const Tiling& t, int64_t k, int64_t cut, int64_t element) {
     constexpr int64_t line = 128, barrier = 8;
-    const int64_t terms = line / element;
-    return cuts * ceil_div(depth, terms) * ((t.m + t.n) * line + barrier);
+    const int64_t terms = line / element, before = (k - 1) / cut;
+    const int64_t boxes =
+        before * ceil_div(std::min(cut, k), terms) + ceil_div(k - before * cut, terms);
+    return boxes * ((t.m + t.n) * line + barrier);
 }
 
 /// Cycles of blocks of near_boxes.cuh that read `bytes` each, whose warps take `depth` of k: what
 /// all read together takes longest, or what one does, or a warp's products. (On an H100 128x512x784
 /// took 2.24 us by tiles of 32x32, 2.50 by 16x32, 2.66 by 16x16; 128x1024x1024 3.40, 4.22 and 6.28;
-/// 256x1024x1024 6.53 by 32x32; 128x256x256, of one cut, 2.82, 2.13 and 1.84.)
-static double box_cycles(const Tiling& t, int64_t tiles, int64_t shared, int64_t processors,
-                         double bytes, double depth) {
-    constexpr double start = 1900, again = 1100, pace = 32, pace_of_one = 70;
+/// 256x1024x1024 6.53 by 32x32; 128x256x256, of one cut, 2.82, 2.13 and 1.84.) Of tf32 a term takes
+/// twice as many products, more where B lies across k, and blocks that fill a processor leave the
+/// next launch no room: the step of 784-512-512-10 with 128 rows took an H200 24.4 us by 16x32,
+/// 23.3 by 32x32 for the second layer alone, 24.9 for the first alone, 25.0 for the gradient alone.
+static double box_cycles(const Tiling& t, const Problem& p, int64_t tiles, int64_t shared,
+                         int64_t processors, double bytes, double depth) {
+    constexpr double again = 1100, pace = 32, pace_of_one = 70, across = 1.3, alone = 1600;
+    const bool narrow = p.element == 2;
+    const double start = narrow ? 1900 : 1200, rate = (narrow ? 1 : 2) * (p.across ? across : 1);
     const int64_t beside = kBoxRoom / shared,
                   rounds = ceil_div(ceil_div(tiles, processors), std::max<int64_t>(beside, 1));
     const double all = static_cast<double>(tiles) * bytes / static_cast<double>(processors) / pace,
-                 products = depth * (2 + static_cast<double>(t.m * t.n) / 120);
+                 products = depth * (2 + rate * static_cast<double>(t.m * t.n) / 120);
     return start + static_cast<double>(rounds - 1) * again +
+           (!narrow && 4 * shared > 3 * kBoxRoom ? alone : 0) +
            std::max({all, bytes / pace_of_one, products});
 }
 
@@ -366,19 +404,15 @@ void add_near_mma(const Problem& p, const Limits& limits, std::vector<Choice>& c
                 depth * std::max(t.alone, t.share * each * static_cast<double>(groups)) +
                 std::max(0.0, depth - static_cast<double>(stages * t.k)) * refill;
             choices.push_back(choice);
-            const int64_t shared = box_room(t, cuts, terms, p.element);
+            const int64_t shared = box_room(t, p.k, p.grain, p.element);
             if (!p.boxes || (p.across && t.n % 32 != 0) || groups < cuts || t.threads > 32 ||
                 shared > kBoxRoom)
                 continue;
             choice.boxes = true;
             choice.shares = p.element == 4;
-            // Of float32 before the same tile without: the step of 784-512-512-10 with 128 rows
-            // took an H200 24.2 us for 26.3, with 32x32 instead of 16x32 24.6.
             choice.cycles =
-                p.element == 4
-                    ? choice.cycles - 1
-                    : box_cycles(t, choice.tiles, shared, processors, bytes, depth) + leave;
-            choices.insert(choices.end() - (p.element == 4 ? 1 : 0), choice);
+                box_cycles(t, p, choice.tiles, shared, processors, bytes, depth) + leave;
+            choices.push_back(choice);
         }
 }
 

@@ -39,7 +39,8 @@ inline constexpr Tiling kScalar[] = {{128, 128, 8, 2, 8, 16, 128, 2, 145, 165, 0
 inline constexpr Tiling kNear[] = {
     {8, 16, 32, 4, 2, 2, 32, 16, 4.4, 14}, {16, 16, 32, 4, 2, 2, 64, 8, 6.2, 20},
     {16, 32, 32, 4, 2, 2, 128, 4, 15, 13}, {16, 32, 32, 3, 4, 4, 32, 8, 8.8, 20},
-    {32, 32, 32, 3, 4, 2, 128, 4, 18, 22}, {32, 64, 32, 3, 4, 4, 128, 3, 26, 32}};
+    {32, 32, 32, 3, 4, 2, 128, 4, 18, 22}, {32, 64, 32, 3, 4, 4, 128, 3, 26, 32},
+    {32, 32, 32, 2, 8, 4, 32, 8, 10, 40}};
 // Of near_mma.cuh, whose groups have the warps of a tile each: a k takes `alone` cycles of a warp,
 // `share` of a processor for each group.
 inline constexpr Tiling kNearMma[] = {
@@ -141,8 +142,9 @@ void add_runs(const Tiling& t, const Problem& p, const Limits& limits,
 /// Clusters that share the cuts of a tile by wgmma_cluster.cuh, where tiles are few.
 void add_clusters(const Tiling& t, const Problem& p, const Limits& limits,
                   std::vector<Choice>& choices);
-/// Bytes of what a block of near_boxes.cuh reads, with a barrier for each box of 128 bytes along k.
-int64_t box_room(const Tiling& t, int64_t cuts, int64_t depth, int64_t element);
+/// Bytes of what a block of near_boxes.cuh reads, with a barrier for each box of 128 bytes along k,
+/// which is cut at multiples of `cut`.
+int64_t box_room(const Tiling& t, int64_t k, int64_t cut, int64_t element);
 /// Those of near.cuh, and of near_mma.cuh and near_boxes.cuh.
 void add_near(const Problem& p, const Limits& limits, std::vector<Choice>& choices);
 void add_near_mma(const Problem& p, const Limits& limits, std::vector<Choice>& choices);
@@ -151,6 +153,10 @@ void add_near_mma(const Problem& p, const Limits& limits, std::vector<Choice>& c
 /// rows they keep their place. Of tf32 that lies along k 512 cubed took an H100 6.5 us and 8.1; of
 /// fewer results those of near_mma.cuh come first, whose tiles can be members of a group.
 void rank_near(const Problem& p, std::vector<Choice>& choices);
+/// Stages of near.cuh's rings: those of several groups of threads are as many as there is room for.
+/// Bytes of a block's shared memory, with the sums that do not lie where operands were.
+int chain_stages(const Tiling& t, int64_t groups, int64_t chunks, int64_t depth);
+int64_t chain_room(const Tiling& t, int64_t groups, int64_t chunks, int stages, int64_t stage);
 /// Stages of near_mma.cuh's rings that shared memory has room for: more than four where a group's
 /// run of k, `depth`, is then on its way at once. `element`: bytes of an operand's.
 int near_stages(const Tiling& t, int64_t groups, int64_t cuts, int64_t depth, int64_t element);
