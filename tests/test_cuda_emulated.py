@@ -267,6 +267,54 @@ def test_readings_of_tf32(emulated, order):
     assert done.stdout.split() == ["True", "True", *ways], done.stderr
 
 
+BESIDE = """
+import re
+
+import aicf
+import numpy as np
+from aicf import _core
+
+_core.narrow_any_size(True)
+rng, passes = np.random.default_rng(0), _core.pass_names()
+for math, (m, n, k), turned, name, part in (
+    ("bf16", (1288, 136, 384), True, "64x64_copies", "rows"),
+    ("bf16", (1160, 136, 512), False, "128x128_own_copies", "rows"),
+    ("bf16", (136, 2056, 256), False, "128x64_copies", "columns"),
+    ("bf16", (136, 136, 4104), True, "128x256_pair_copies", "terms"),
+):
+    shapes = {"a": (k, m) if turned else (m, k), "b": (k, n)}
+    g = aicf.Graph("product")
+    a, b = (g.input(key, shape) for key, shape in shapes.items())
+    g.output("y", aicf.matmul(a.T if turned else a, b))
+    ((signature, _),) = _core.cuda_candidates(g._core, passes, math=math, processors=4).items()
+    options = {"math": math, "candidates": {signature: "wgmma_" + name}}
+    (text,) = _core.cuda_programs(g._core, passes, processors=4, **options)
+    first = dict(re.findall(r"(rows|columns|terms) = ([1-9]\\d*)", text[text.index("_First {"):]))
+    step = g.compile(device="cuda", **options)
+    cpu = g.compile(device="cpu", math=math, tensor_cores="sm_90")
+    same = []
+    for _ in range(2):  # counters are at 0 again
+        feed = {key: rng.standard_normal(x).astype(np.float32) for key, x in shapes.items()}
+        same.append(step(**feed)["y"].numpy().tobytes() == cpu(**feed)["y"].numpy().tobytes())
+    print(math, name, *first, same == [True, True])
+"""
+
+
+@pytest.mark.parametrize("order", [0, 7])
+def test_what_is_copied_beside_products(folder, order):
+    """Tiles wait for the rest of what they read: rows, columns or terms."""
+    done = subprocess.run(
+        [sys.executable, "-c", BESIDE], env=emulate.environment(folder, major=9, order=order),
+        text=True, capture_output=True,
+    )  # fmt: skip
+    assert done.stdout.splitlines() == [
+        "bf16 64x64_copies rows True",
+        "bf16 128x128_own_copies rows True",
+        "bf16 128x64_copies columns True",
+        "bf16 128x256_pair_copies terms True",
+    ], done.stdout + done.stderr  # fmt: skip
+
+
 COLUMNS = """
 import sys
 

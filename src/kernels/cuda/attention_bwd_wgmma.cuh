@@ -177,25 +177,25 @@ __device__ __forceinline__ void attention_dq_wgmma(const Grid& grid, E* dq, cons
                 wait_barrier(barriers.empty_own(mine), round / 2 % 2 ^ 1);
                 arrive_expecting(full, 2 * Room::own_bytes);
                 for (int b = 0; b < boxes; b++) {
-                    copy_box<1>(to + b * own_box, map_q, Layout::q_x(place.head) + 64 * b, place.i0,
-                                Layout::q_z(place.batch, place.head), full);
-                    copy_box<1>(to + Room::own_bytes + b * own_box, map_dy,
-                                Layout::dy_x(place.head) + 64 * b, place.i0,
-                                Layout::dy_z(place.batch, place.head), full);
+                    copy_box(to + b * own_box, map_q, Layout::q_x(place.head) + 64 * b, place.i0,
+                             Layout::q_z(place.batch, place.head), full);
+                    copy_box(to + Room::own_bytes + b * own_box, map_dy,
+                             Layout::dy_x(place.head) + 64 * b, place.i0,
+                             Layout::dy_z(place.batch, place.head), full);
                 }
                 for (int j = 0; j < place.blocks; j++, next()) {
                     wait_barrier(barriers.empty(0, stage), phase ^ 1);
                     arrive_expecting(barriers.full(0, stage), Room::other_bytes);
                     for (int b = 0; b < boxes; b++)
-                        copy_box<1>(ring(stage, 0) + b * other_box, map_k,
-                                    Layout::k_x(group) + 64 * b, j * block,
-                                    Layout::k_z(place.batch, group), barriers.full(0, stage));
+                        copy_box(ring(stage, 0) + b * other_box, map_k, Layout::k_x(group) + 64 * b,
+                                 j * block, Layout::k_z(place.batch, group),
+                                 barriers.full(0, stage));
                     wait_barrier(barriers.empty(1, value_stage), value_phase ^ 1);
                     arrive_expecting(barriers.full(1, value_stage), Room::other_bytes);
                     for (int b = 0; b < boxes; b++)
-                        copy_box<1>(ring(value_stage, 1) + b * other_box, map_v,
-                                    Layout::v_x(group) + 64 * b, j * block,
-                                    Layout::v_z(place.batch, group), barriers.full(1, value_stage));
+                        copy_box(ring(value_stage, 1) + b * other_box, map_v,
+                                 Layout::v_x(group) + 64 * b, j * block,
+                                 Layout::v_z(place.batch, group), barriers.full(1, value_stage));
                     next_value();
                 }
             }
@@ -447,26 +447,25 @@ __device__ __forceinline__ void attention_dkv_wgmma(const Grid& grid, E* dk, E* 
                 wait_barrier(barriers.empty_own(mine), round / 2 % 2 ^ 1);
                 arrive_expecting(full, 2 * Room::own_bytes);
                 for (int b = 0; b < boxes; b++) {
-                    copy_box<1>(to + b * own_box, map_k, Layout::k_x(place.group) + 64 * b,
-                                place.j0, Layout::k_z(place.batch, place.group), full);
-                    copy_box<1>(to + Room::own_bytes + b * own_box, map_v,
-                                Layout::v_x(place.group) + 64 * b, place.j0,
-                                Layout::v_z(place.batch, place.group), full);
+                    copy_box(to + b * own_box, map_k, Layout::k_x(place.group) + 64 * b, place.j0,
+                             Layout::k_z(place.batch, place.group), full);
+                    copy_box(to + Room::own_bytes + b * own_box, map_v,
+                             Layout::v_x(place.group) + 64 * b, place.j0,
+                             Layout::v_z(place.batch, place.group), full);
                 }
                 int head = place.group * int(Shape::share), i0 = place.first();
                 for (int turn = 0; turn < place.turns; turn++, next()) {
                     wait_barrier(barriers.empty(0, stage), phase ^ 1);
                     arrive_expecting(barriers.full(0, stage), Room::other_bytes);
                     for (int b = 0; b < boxes; b++)
-                        copy_box<1>(ring(stage, 0) + b * other_box, map_q,
-                                    Layout::q_x(head) + 64 * b, i0, Layout::q_z(place.batch, head),
-                                    barriers.full(0, stage));
+                        copy_box(ring(stage, 0) + b * other_box, map_q, Layout::q_x(head) + 64 * b,
+                                 i0, Layout::q_z(place.batch, head), barriers.full(0, stage));
                     wait_barrier(barriers.empty(1, stage), phase ^ 1);
                     arrive_expecting(barriers.full(1, stage), Room::other_bytes);
                     for (int b = 0; b < boxes; b++)
-                        copy_box<1>(ring(stage, 1) + b * other_box, map_dy,
-                                    Layout::dy_x(head) + 64 * b, i0,
-                                    Layout::dy_z(place.batch, head), barriers.full(1, stage));
+                        copy_box(ring(stage, 1) + b * other_box, map_dy,
+                                 Layout::dy_x(head) + 64 * b, i0, Layout::dy_z(place.batch, head),
+                                 barriers.full(1, stage));
                     i0 = place.after(i0);
                     head += i0 == place.first();
                 }

@@ -213,11 +213,11 @@ __device__ __forceinline__ void attention_grads_wgmma(
                 }
                 arrive_expecting(full, 2 * Room::own_bytes);
                 for (int b = 0; b < boxes; b++) {
-                    copy_box<1>(to + b * own_box, map_k, Layout::k_x(place.group) + 64 * b,
-                                place.j0(), Layout::k_z(place.batch, place.group), full);
-                    copy_box<1>(to + Room::own_bytes + b * own_box, map_v,
-                                Layout::v_x(place.group) + 64 * b, place.j0(),
-                                Layout::v_z(place.batch, place.group), full);
+                    copy_box(to + b * own_box, map_k, Layout::k_x(place.group) + 64 * b, place.j0(),
+                             Layout::k_z(place.batch, place.group), full);
+                    copy_box(to + Room::own_bytes + b * own_box, map_v,
+                             Layout::v_x(place.group) + 64 * b, place.j0(),
+                             Layout::v_z(place.batch, place.group), full);
                 }
             };
             uint32_t unit = atomicAdd(counters, 1u), t = 0;
@@ -240,16 +240,16 @@ __device__ __forceinline__ void attention_grads_wgmma(
                     wait_barrier(barriers.empty(0, stage), phase ^ 1);
                     arrive_expecting(barriers.full(0, stage), Room::other_bytes);
                     for (int b = 0; b < boxes; b++)
-                        copy_box<1>(ring(stage, 0) + b * other_box, map_q,
-                                    Layout::q_x(of.head) + 64 * b, of.i0,
-                                    Layout::q_z(place.batch, of.head), barriers.full(0, stage));
+                        copy_box(ring(stage, 0) + b * other_box, map_q,
+                                 Layout::q_x(of.head) + 64 * b, of.i0,
+                                 Layout::q_z(place.batch, of.head), barriers.full(0, stage));
                     const int second = even_rings ? stage : int(t % 2);
                     wait_barrier(barriers.empty(1, second), (even_rings ? phase : t / 2 % 2) ^ 1);
                     arrive_expecting(barriers.full(1, second), Room::other_bytes);
                     for (int b = 0; b < boxes; b++)
-                        copy_box<1>(ring(second, 1) + b * other_box, map_dy,
-                                    Layout::dy_x(of.head) + 64 * b, of.i0,
-                                    Layout::dy_z(place.batch, of.head), barriers.full(1, second));
+                        copy_box(ring(second, 1) + b * other_box, map_dy,
+                                 Layout::dy_x(of.head) + 64 * b, of.i0,
+                                 Layout::dy_z(place.batch, of.head), barriers.full(1, second));
                     t++;
                 }
                 if (owns == 1) tell(round + 1, unit);

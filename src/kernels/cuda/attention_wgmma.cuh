@@ -348,7 +348,7 @@ __device__ __forceinline__ void attention_wgmma(const Grid& grid, E* o, float* m
                                   uint32_t barrier) {
 #pragma unroll
                 for (int b = 0; b < boxes; b++)
-                    copy_box<1>(to + b * lot, map, x + 64 * b, y, z, barrier);
+                    copy_box(to + b * lot, map, x + 64 * b, y, z, barrier);
             };
             // Says where a unit is and loads its queries.
             const auto ask = [&](uint32_t round) {

@@ -346,11 +346,13 @@ std::string packed_text(const LoweredOp& op, const BlockLayout& layout, bool use
                         const Limits& limits = {});
 /// A copy of an operand, rounded to 16 bits or, in f32, to tf32, that a kernel makes in its
 /// workspace: its map, and the struct that rounded.cuh makes it by, `as` its type there.
-/// `planes`: how many of them lie one behind the other, as batches of the map.
+/// `planes`: how many of them lie one behind the other, as batches of the map. Of so many of its
+/// lines of k, and terms of each, there are copies before products are made.
 MappedOperand rounded_operand(const LoweredOp& op, int input, int k_axis, int rows, int shares,
                               DType type, int planes);
 std::string rounded_struct(const std::string& name, const std::string& batch, const std::string& as,
-                           const MappedOperand& operand, int planes, const View& view, int k_axis);
+                           const MappedOperand& operand, int planes, const View& view, int k_axis,
+                           int64_t lines, int64_t terms);
 KernelText attention_text(const LoweredOp& op, const Limits& limits);  // and its gradients
 KernelText indexed_text(const LoweredOp& op, const Limits& limits);    // pad, take, windows, scans
 KernelText line_text(const LoweredOp& op, const Limits& limits);       // gather, sort, searches

@@ -123,22 +123,14 @@ __device__ __forceinline__ void arrive_as(uint32_t id) {
 
 // ---- copies -------------------------------------------------------------------------------------
 
-/// The box of a map that begins at (x, y, z), to shared memory of every block in `mask`.
-template <int Cluster>
+/// The box of a map that begins at (x, y, z), to shared memory.
 __device__ __forceinline__ void copy_box(uint32_t to, const void* map, int x, int y, int z,
                                          uint32_t barrier) {
-    if constexpr (Cluster == 1)
-        asm volatile(
-            "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
-            "[%0], [%1, {%2, %3, %4}], [%5];" ::"r"(to),
-            "l"(map), "r"(x), "r"(y), "r"(z), "r"(barrier)
-            : "memory");
-    else
-        asm volatile(
-            "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
-            ".multicast::cluster [%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(to),
-            "l"(map), "r"(x), "r"(y), "r"(z), "r"(barrier), "h"(uint16_t((1 << Cluster) - 1))
-            : "memory");
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
+        "[%0], [%1, {%2, %3, %4}], [%5];" ::"r"(to),
+        "l"(map), "r"(x), "r"(y), "r"(z), "r"(barrier)
+        : "memory");
 }
 /// The same, to shared memory of the blocks of a cluster whose bits are set.
 __device__ __forceinline__ void copy_box_among(uint32_t to, const void* map, int x, int y, int z,

@@ -237,6 +237,8 @@ std::vector<Choice> Gemm::choices(const Limits& limits) const {
         Problem whole = problem;
         whole.grain = k;  // its pieces are added in registers
         whole.reads = Reads::copied;
+        whole.limbs = true;
+        whole.narrows = false;
         whole.moved = moved(whole.reads);
         for (const Tiling& t : kLimbs)
             if (limits.major == 9) add_choices(t, whole, limits, found);

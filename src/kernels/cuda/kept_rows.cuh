@@ -162,7 +162,8 @@ struct KeptRows {
         if (furthest <= kNearBits) {
             each_line<Warps, N>(turn, [&](int, int line) {
 #pragma unroll
-                for (int c = 0; c < 4; c++) v[line][c] = exp_near(v[line][c], most);
+                for (int c = 0; c < 4; c++)
+                    v[line][c] = scalar::exp_shifted(v[line][c] - most, 0.0f);
             });
         } else {
             low |= 1u << turn;

@@ -21,14 +21,15 @@ struct RingPlace {
 };
 
 /// What the copying warp does: for each tile and piece of k the limbs' tiles, the last limb first.
-template <class Layout, class Shape, class CopyA, class CopyB, class Place>
+template <class Layout, class Shape, class CopyA, class CopyB, class Place, class Ready>
 __device__ __forceinline__ void copy_limbs(const Grid& grid, uint32_t room, const void* map_a,
-                                           const void* map_b) {
+                                           const void* map_b, const Ready& ready) {
     typedef Ring<Layout> R;
     constexpr int BM = Layout::rows, BN = Layout::columns, Pair = Layout::pair;
     const int high = Pair > 1 ? int(cluster_rank()) : 0;
     const uint32_t full = room + R::barriers, empty = full + 8 * Layout::stages;
     RingPlace<Layout::stages> at;
+    bool all = false;
     for (uint32_t u = grid.block / Pair; u < Place::tiles; u += grid.blocks / Pair) {
         const Place place(u);
         const int i0 = int(place.i0) + high * BM;
@@ -40,18 +41,14 @@ __device__ __forceinline__ void copy_limbs(const Grid& grid, uint32_t room, cons
             for (int limb = kLimbs - 1; limb >= 0; limb--, at.advance()) {
                 const uint32_t as = room + at.slot * R::stage_bytes, bs = as + R::a_bytes;
                 const uint32_t arrived = full + 8 * at.slot;
+                ready.reach(all, i0 + BM, int(place.j0) + BN, int(k0) + R::depth);
                 wait_barrier(empty + 8 * at.slot, at.phase ^ 1);
                 arrive_expecting(arrived, R::stage_bytes);
-                copy_tile<R, BM, Layout::a_along_k, 1>(as, map_a, i0, int(k0),
-                                                       limb * int(CopyA::batches) + az, arrived);
-                const int of_b = limb * int(CopyB::batches) + bz;
-                if constexpr (Pair > 1)
-                    copy_portion<R, BN, Layout::b_along_k, 128, Pair>(
-                        bs, map_b, int(place.j0), int(k0), of_b, arrived, uint32_t(high),
-                        (1u << Pair) - 1);
-                else
-                    copy_tile<R, BN, Layout::b_along_k, 1>(bs, map_b, int(place.j0), int(k0), of_b,
-                                                           arrived);
+                copy_tile<R, BM, Layout::a_along_k>(as, map_a, i0, int(k0),
+                                                    limb * int(CopyA::batches) + az, arrived);
+                copy_tile<R, BN, Layout::b_along_k, 128, Pair>(
+                    bs, map_b, int(place.j0), int(k0), limb * int(CopyB::batches) + bz, arrived,
+                    uint32_t(high), (1u << Pair) - 1);
             }
     }
 }
@@ -132,15 +129,18 @@ __device__ __forceinline__ void gemm_limbs(const Grid& grid, const Put& put, con
         __syncthreads();
     if (warp < 4) {
         if constexpr (R::deals)
-            asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(R::producer_registers));
+            asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(R::producer_registers + Ready::more));
         if (leads_copies(warp)) {
             ready();
-            copy_limbs<Layout, Shape, CopyA, CopyB, Place>(grid, room, map_a, map_b);
+            copy_limbs<Layout, Shape, CopyA, CopyB, Place>(grid, room, map_a, map_b, ready);
+            ready.end();
+        } else if (Ready::beside > 0 && warp > 0) {
+            ready.copy_rest();
         }
         __syncwarp();
     } else {
         if constexpr (R::deals)
-            asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(R::consumer_registers));
+            asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(R::consumer_registers - Ready::more / 2));
         const uint32_t mine_room = room + R::staging + (warp - 4) * R::warp_bytes;
         const uint32_t high = Pair > 1 ? cluster_rank() : 0;
         const bool packed = put.packed();

@@ -145,51 +145,6 @@ static int64_t step_bytes(const Tiling& t, int64_t element, int side, int64_t st
     return element * (step == 1 ? t.k * (side + (element == 4 ? 4 : 8)) : side * (t.k + 8));
 }
 
-/// Adds the kernel of near_mma.cuh.
-static void add_near_mma(KernelText& text, const LoweredOp& op, const BlockLayout& layout,
-                         const Choice& choice) {
-    const Gemm gemm(op);
-    const Tiling& t = *choice.tiling;
-    const auto element = static_cast<int64_t>(dtype_size(gemm.a.dtype));
-    const int64_t cuts = ceil_div(gemm.k, gemm.chunk);
-    const int64_t depth = std::min(gemm.k, ceil_div(cuts, int64_t{choice.groups}) * gemm.chunk);
-    const int stages = near_stages(t, choice.groups, cuts, depth, element);
-    const int64_t stage = step_bytes(t, element, t.m, gemm.a.strides[gemm.rank - 2]) +
-                          step_bytes(t, element, t.n, gemm.b.strides[gemm.rank - 1]);
-    const bool in_place = ceil_div(cuts, choice.groups) == 1;
-    const int64_t sums = choice.groups > 1 && !in_place ? 4 * cuts * t.m * (t.n + 8) : 0;
-    text.includes = {"near_mma.cuh"};
-    text.begins = true;
-    text.threads = t.threads * choice.groups;
-    text.blocks = choice.blocks;
-    text.shared = static_cast<uint32_t>(choice.groups * stages * stage + sums);
-    text.body += body_head(op, layout);
-    text.body +=
-        cat("    gemm_near_mma<", t.m, ", ", t.n, ", ", t.part_m, ", ", t.part_n, ", ", t.k, ", ",
-            choice.groups, ", ", stages, ", @_Shape>(grid, @_Put{block}, x0, x1);\n}\n");
-}
-
-/// Adds the kernel of near_boxes.cuh.
-static void add_near_boxes(KernelText& text, const LoweredOp& op, const BlockLayout& layout,
-                           const Choice& choice) {
-    const Gemm gemm(op);
-    const Tiling& t = *choice.tiling;
-    const MappedOperand a = *mapped_operand(op, 0, 1, t.m), b = *mapped_operand(op, 1, 0, t.n);
-    const auto flag = [](bool value) { return value ? ", true" : ", false"; };
-    text.includes = {"near_boxes.cuh"};
-    text.begins = true;
-    text.threads = t.threads * choice.groups;
-    text.blocks = choice.blocks;
-    text.maps = {a.map, b.map};
-    text.shared = static_cast<uint32_t>(
-        box_room(t, gemm.k, gemm.chunk, static_cast<int64_t>(dtype_size(gemm.a.dtype))));
-    text.body += body_head(op, layout);
-    text.body += cat("    gemm_near_boxes<", t.m, ", ", t.n, flag(b.along_k), flag(a.batched),
-                     flag(b.batched), ", @_Shape>(grid, @_Put{block}, block.bytes + ",
-                     layout.tail + int(kTailBytes), ", block.bytes + ",
-                     layout.tail + int(kTailBytes + kMapBytes), ");\n}\n");
-}
-
 LinkRoom link_room(const LoweredOp& op) {
     const Gemm gemm(op);
     const Tiling& t = kChainTile;
@@ -213,232 +168,304 @@ std::string squares_store(size_t output) {
                ");\n");
 }
 
-/// Adds a member of a chain (chain.cuh): @_weights and @_body, which says whether it left its
-/// output `kept` for the next one.
-static void add_link(KernelText& text, const LoweredOp& op, const BlockLayout& layout,
-                     const Limits& limits) {
-    const Gemm gemm(op);
-    const int kept = limits.kept;
-    const Tiling& t = *limits.chain;
-    text.includes = {"chain.cuh"};
-    text.threads = t.threads;
-    text.resident = t.resident;
-    text.blocks = ceil_div(gemm.m, t.m);
-    const auto own = static_cast<size_t>(std::max(kept, 0));
-    const char* type = cuda_type(op.outputs[own].dtype);
-    const int64_t line = t.k + 8;
-    text.body += cat(
-        "struct @_Link : @_Put {\n    ", type,
-        "* room;\n    __device__ __forceinline__ @_Link(const ",
-        "@_Block& block, char* room, char* inner) : @_Put{block", limits.inner < 0 ? "" : ", inner",
-        "}, room(reinterpret_cast<", type, "*>(room)) {}\n    static constexpr bool keeps = ",
-        kept >= 0 && packs_eights(op) ? "true" : "false",
-        ", squares = ", limits.squares ? "true" : "false", ";\n    __device__ __forceinline__ ",
-        type, "* kept(uint32_t row, uint32_t col) const {\n        return room + col / ", t.k,
-        " * ", t.part_m * line, " + row % ", t.part_m, " * ", line, " + col % ", t.k, ";\n    }\n",
-        packed_text(op, layout, false, limits), "};\n");
-    const std::string tiles = cat(t.m, ", ", t.n, ", ");
-    const std::string element = cuda_type(gemm.a.dtype);
-    text.body +=
-        cat("__device__ __forceinline__ void @_weights(const @_Block& block, char* to) {\n"
-            "    fetch_weights<",
-            tiles, t.k, ", ", t.threads, ", @_Shape>(to, block.ptr<const ", element, ">(",
-            layout.operand[1], "));\n}\n");
-    text.body += cat(
-        "template <class Next>\n__device__ __forceinline__ bool @_body(const @_Block& block, const "
-        "Grid& grid, bool held, char* rows, const char* weights, float* sums, char* inner, "
-        "const Next& next) {\n"
-        "    return chain_link<",
-        tiles, t.k, ", ", t.n / t.part_n, ", @_Shape>(grid, @_Link(block, rows, ",
-        limits.squares ? "reinterpret_cast<char*>(sums)" : "inner", "), block.ptr<const ", element,
-        ">(", layout.operand[0], "), held, reinterpret_cast<", element,
-        "*>(rows), reinterpret_cast<const ", element, "*>(weights), sums, next",
-        limits.squares ? ", reinterpret_cast<float*>(inner)" : "", ");\n}\n");
+namespace {
+
+std::string number_text(const char* name, int64_t value) {
+    return cat("    static constexpr int64_t ", name, " = ", value, ";\n");
+}
+std::string flag_text(const char* name, bool value) {
+    return cat("    static constexpr bool ", name, " = ", value ? "true" : "false", ";\n");
 }
 
-KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
-    const Gemm gemm(op);
-    const auto& [attrs, a, b, c, math, rank, m, n, k, chunk, batches, size, tf32, limbs, tensor,
-                 copied_as, same] = gemm;
-    const bool fused = !op.body.empty();
-    const BlockLayout layout(op);
-    KernelText text;
-    text.includes = {"matmul.cuh"};
-    const auto batch_struct = [&](const char* name, const View& view) {
+/// What becomes of V neighbours of a row of a product, which are stored or taken through a body.
+struct PutText {
+    std::string read, read_members;       // what is read before, where that is so: of an element
+    std::string numbers, number_members;  // and of all of them
+    std::string load, store;
+};
+
+/// The kernel of a product: @_Shape says what it multiplies, @_Put what follows, and a function of
+/// one of the sources does the rest.
+class ProductText : Gemm {
+  public:
+    ProductText(const LoweredOp& of, const Limits& limits)
+        : Gemm(of),
+          limits_(limits),
+          layout_(of),
+          wide_(wide_type(c.dtype)),
+          tile_(limits.turns ? turn_tile(batches, m, n, k) : thread_tile(batches, m, n, k)) {
+        text_.includes = {"matmul.cuh"};
+        text_.name =
+            cat(kernel_stem(op), "_", dtype_abbrev(a.dtype), "_", math == "fp32" ? "" : math + "_");
+    }
+
+    KernelText text() {
+        if (!limits_.one_block && !limits_.chain) choose();
+        add_shape();
+        add_put();
+        if (limits_.one_block) {
+            add_threads();
+        } else if (limits_.chain) {
+            add_link();
+        } else if (!choice_) {
+            add_small();
+        } else {
+            text_.name += name_of(*choice_);
+            add_chosen();
+        }
+        return std::move(text_);
+    }
+
+  private:
+    /// The candidate that the op names, or the first.
+    void choose() {
+        choices_ = choices(limits_);
+        check_order(limits_, !choices_.empty());
+        if (choices_.empty()) return;
+        const auto named = [&](const Choice& one) { return name_of(one) == op.candidate; };
+        auto found = op.candidate.empty() ? choices_.begin()
+                                          : std::find_if(choices_.begin(), choices_.end(), named);
+        // One that is faster alone may be none that a member can have.
+        if (found == choices_.end() && limits_.most_warps < 32) found = choices_.begin();
+        check(found != choices_.end(), "cuda: a product's kernel is none of its candidates");
+        choice_ = &*found;
+    }
+
+    void add_chosen() {
+        const Choice& choice = *choice_;
+        if (choice.thin)
+            add_thin();
+        else if (choice.boxes)
+            add_near_boxes();
+        else if (choice.groups)
+            tensor ? add_near_mma() : add_near();
+        else if (choice.tiling->pair)
+            add_roles();
+        else
+            add_tiles();
+    }
+
+    // ---- what it multiplies, and what follows ---------------------------------------------------
+
+    void add_place(const char* name, const View& view) {
         Dims shape, strides;
         for (int d = 0; d < rank - 2; d++) {
             shape.push(view.shape[d]);
             strides.push(view.strides[d]);
         }
-        text.body += place_struct(name, shape, strides);
-    };
-    batch_struct("@_A", a);
-    batch_struct("@_B", b);
-    const auto number = [](const char* name, int64_t value) {
-        return cat("    static constexpr int64_t ", name, " = ", value, ";\n");
-    };
-    text.body +=
-        cat("struct @_Shape {\n    typedef @_A A;\n    typedef @_B B;\n", number("m", m),
-            number("n", n), number("k", k), number("batches", batches), number("chunk", chunk),
-            number("a_row", a.strides[rank - 2]), number("a_col", a.strides[rank - 1]),
-            number("b_row", b.strides[rank - 2]), number("b_col", b.strides[rank - 1]),
-            "    typedef ", rounded_type(math, a.dtype), " As;\n};\n");
-    const std::string wide = wide_type(c.dtype);
-    // What becomes of V neighbours of a row of the product: stored, or taken through the body.
-    const auto at_row = [&](const std::string& name, const View& view) {
-        batch_struct(("@_" + name).c_str(), view);
+        text_.body += place_struct(name, shape, strides);
+    }
+
+    void add_shape() {
+        add_place("@_A", a);
+        add_place("@_B", b);
+        text_.body += cat(
+            "struct @_Shape {\n    typedef @_A A;\n    typedef @_B B;\n", number_text("m", m),
+            number_text("n", n), number_text("k", k), number_text("batches", batches),
+            number_text("chunk", chunk), number_text("a_row", a.strides[rank - 2]),
+            number_text("a_col", a.strides[rank - 1]), number_text("b_row", b.strides[rank - 2]),
+            number_text("b_col", b.strides[rank - 1]), "    typedef ", rounded_type(math, a.dtype),
+            " As;\n};\n");
+    }
+
+    bool is_inner(size_t at) const { return limits_.inner == static_cast<int>(at); }
+
+    /// An update's operands are many: those of several places are read before any is stored. What
+    /// follows a product in small tiles is read before it, too.
+    bool reads_before() const { return updates_behind(op) || (choice_ && choice_->groups > 0); }
+
+    /// A pointer to where the row's neighbours lie, whose places are a struct from then on.
+    std::string at_row(const std::string& name, const View& view) {
+        add_place(("@_" + name).c_str(), view);
         return cat(name, " + @_", name, "::at(batch) + row * int64_t(", view.strides[rank - 2],
                    ") + col * int64_t(", view.strides[rank - 1], ")");
-    };
-    const std::array<int, 2> tile =
-        limits.turns ? turn_tile(batches, m, n, k) : thread_tile(batches, m, n, k);
-    const auto known = [&](const View& view) -> std::string {
-        if (!limits.one_block) return "Row::nothing";
-        bool aligned = view.strides[rank - 1] == 1 && view.offset % tile[1] == 0;
-        for (int d = 0; d < rank - 1; d++) aligned &= view.strides[d] % tile[1] == 0;
+    }
+
+    /// What is known of a row's neighbours in one block.
+    std::string known(const View& view) const {
+        if (!limits_.one_block) return "Row::nothing";
+        bool aligned = view.strides[rank - 1] == 1 && view.offset % tile_[1] == 0;
+        for (int d = 0; d < rank - 1; d++) aligned &= view.strides[d] % tile_[1] == 0;
         return aligned ? "Row::aligned" : "Row::whole";
-    };
-    const bool tiled = !limits.one_block && !limits.chain;
-    const std::vector<Choice> choices = tiled ? gemm.choices(limits) : std::vector<Choice>();
-    if (tiled) gemm.check_order(limits, !choices.empty());
-    const auto named = [&](const Choice& one) { return name_of(one) == op.candidate; };
-    auto found = op.candidate.empty() ? choices.begin()
-                                      : std::find_if(choices.begin(), choices.end(), named);
-    // One that is faster alone may be none that a member can have.
-    if (found == choices.end() && limits.most_warps < 32) found = choices.begin();
-    check(choices.empty() || found != choices.end(),
-          "cuda: a product's kernel is none of its candidates");
-    // An update's operands are many: those of several places are read before any is stored. What
-    // follows a product in small tiles is read before it, too.
-    const bool updates = updates_behind(op),
-               reads = updates || (found != choices.end() && found->groups > 0);
-    // Beside tensor cores a thread has no registers to interleave elements of Adam, where
-    // 784-512-512 gains nothing by it; in fp32 its step with 128 rows takes an H100 35.6 us
-    // for 36.2.
-    constexpr int64_t enough = 1 << 14;
-    const bool interleaves = !gemm.tensor && m * n >= enough;
-    std::string read, read_members, numbers, number_members, load, store;
-    for (size_t x = 2; x < op.inputs.size(); x++) {
+    }
+
+    void add_operand(PutText& put, size_t x) {
+        const bool reads = reads_before();
         const View& view = op.inputs[x];
         const char* type = cuda_type(view.dtype);
-        const bool inner = limits.inner == static_cast<int>(x);
         const std::string pointer = cat("        const auto* x", x, " = ",
-                                        inner ? inner_cell(type, "const ")
-                                              : cat("block.template ptr<const ", type, ">(",
-                                                    layout.operand[x], ")"),
+                                        is_inner(x) ? inner_cell(type, "const ")
+                                                    : cat("block.template ptr<const ", type, ">(",
+                                                          layout_.operand[x], ")"),
                                         ";\n"),
                           declared = cat("        Wide<", type, "> a", x, "[V];\n");
         if (view.shape.rank() == 0) {
             if (!reads) {
-                load += pointer + declared +
-                        cat("        for (auto& a : a", x, ") a = widen(*x", x, ");\n");
-                continue;
+                put.load += pointer + declared +
+                            cat("        for (auto& a : a", x, ") a = widen(*x", x, ");\n");
+                return;
             }
-            numbers += pointer + cat("        of.a", x, " = widen(*x", x, ");\n");
-            number_members += cat("        Wide<", type, "> a", x, ";\n");
-            load += declared + cat("        for (auto& a : a", x, ") a = of.a", x, ";\n");
-            continue;
+            put.numbers += pointer + cat("        of.a", x, " = widen(*x", x, ");\n");
+            put.number_members += cat("        Wide<", type, "> a", x, ";\n");
+            put.load += declared + cat("        for (auto& a : a", x, ") a = of.a", x, ";\n");
+            return;
         }
         const std::string loaded =
             cat("        load_row", reads ? "_far" : "", "<V, ", view.strides[rank - 1], ", ", type,
                 reads ? "" : cat(", ", known(view)), ">(", reads ? "to." : "", "a", x, ", ",
-                inner ? cat("x", x) : at_row(cat("x", x), view), ", left);\n");
+                is_inner(x) ? cat("x", x) : at_row(cat("x", x), view), ", left);\n");
         if (reads) {
-            read += pointer + loaded;
-            read_members += declared;
-            load += cat("        const auto& a", x, " = from.a", x, ";\n");
+            put.read += pointer + loaded;
+            put.read_members += declared;
+            put.load += cat("        const auto& a", x, " = from.a", x, ";\n");
         } else {
-            load += pointer + declared + loaded;
+            put.load += pointer + declared + loaded;
         }
     }
-    for (size_t y = 0; y < op.outputs.size(); y++) {
+
+    void add_result(PutText& put, size_t y) {
+        const size_t at = op.inputs.size() + y;
         const View& view = op.outputs[y];
         const char* type = cuda_type(view.dtype);
-        const bool inner = limits.inner == static_cast<int>(op.inputs.size() + y);
-        if (inner && limits.squares) {
-            load += cat("        float r", y, "[V];\n");
-            store += squares_store(y);
-            continue;
+        if (is_inner(at) && limits_.squares) {
+            put.load += cat("        float r", y, "[V];\n");
+            put.store += squares_store(y);
+            return;
         }
-        load += cat("        auto* y", y, " = ",
-                    inner ? inner_cell(type)
-                          : cat("block.template ptr<", type, ">(",
-                                layout.operand[op.inputs.size() + y], ")"),
-                    ";\n        Wide<", type, "> r", y, "[V];\n");
-        store += cat("        store_row<V, ", view.strides[rank - 1], ", ", known(view), ">(",
-                     inner ? cat("y", y) : at_row(cat("y", y), view), ", r", y, ", left);\n");
+        put.load +=
+            cat("        auto* y", y, " = ",
+                is_inner(at) ? inner_cell(type)
+                             : cat("block.template ptr<", type, ">(", layout_.operand[at], ")"),
+                ";\n        Wide<", type, "> r", y, "[V];\n");
+        put.store +=
+            cat("        store_row<V, ", view.strides[rank - 1], ", ", known(view), ">(",
+                is_inner(at) ? cat("y", y) : at_row(cat("y", y), view), ", r", y, ", left);\n");
     }
-    const std::string body =
-        fused ? body_formula(op, layout, load, steps_between(0, op.body.size())) : "r0[j] = v[j];";
-    const std::string put = "(int64_t batch, int64_t row, int64_t col, const T (&v)[V]",
-                      left = cat("        const int64_t left = ", n, " - col;\n"),
-                      inlined = "    __device__ __forceinline__ void ";
-    text.body += cat("struct @_Put {\n    const @_Block& block;\n",
-                     limits.inner < 0 ? "" : "    char* inner;\n",
-                     "    static constexpr bool updates = ", updates ? "true" : "false", ";\n");
-    if (!limits.one_block && !limits.chain)
-        for (const auto& [name, bit] : {std::pair{"a", kLateA}, {"b", kLateB}, {"rest", kLateRest}})
-            text.body +=
-                cat("    __device__ __forceinline__ bool ", name, "_is_late() const { return ",
-                    "block.word(", layout.tail + int(kLateAt), ") & ", bit, "; }\n");
-    if (reads)
-        text.body += cat(
-            "    struct Numbers {\n", number_members, "    };\n    template <int V>\n",
-            "    struct Read {\n", read_members, "    };\n    __device__ __forceinline__ Numbers ",
-            "numbers() const {\n        Numbers of;\n", numbers, "        return of;\n    }\n",
-            "    template <int V>\n", inlined,
-            "read(Read<V>& to, int64_t batch, int64_t row, int64_t col) const {\n", left, read,
-            "    }\n    template <int V, class T>\n", inlined, "operator()", put,
-            ") const {\n        Read<V> from;\n        read(from, batch, row, col);\n",
-            "        (*this)(batch, row, col, v, from, numbers());\n    }\n");
-    text.body +=
-        cat("    template <int V, class T>\n", inlined, "operator()", put,
-            reads ? ", const Read<V>& from, const Numbers& of" : "", ") const {\n", left, load,
-            updates && interleaves
-                ? each_update("V", body)
-                : cat("#pragma unroll\n        for (int j = 0; j < V; j++) {\n            ", body,
-                      "\n        }\n"),
-            store, "    }\n};\n");
-    const std::string stem =
-        cat(kernel_stem(op), "_", dtype_abbrev(a.dtype), "_", math == "fp32" ? "" : math + "_");
-    if (limits.one_block) {
-        const auto [tile_rows, tile_columns] = tile;
-        text.name = stem + "threads";
-        text.threads = 32;
-        text.blocks = (batches * (m / tile_rows) * (n / tile_columns) + 31) / 32;
+
+    void add_put() {
+        PutText put;
+        for (size_t x = 2; x < op.inputs.size(); x++) add_operand(put, x);
+        for (size_t y = 0; y < op.outputs.size(); y++) add_result(put, y);
+        const bool updates = updates_behind(op), reads = reads_before();
+        // Beside tensor cores a thread has no registers to interleave elements of Adam, where
+        // 784-512-512 gains nothing by it; in fp32 its step with 128 rows takes an H100 35.6 us
+        // for 36.2.
+        constexpr int64_t enough = 1 << 14;
+        const bool interleaves = updates && !tensor && m * n >= enough;
+        const std::string body =
+            op.body.empty() ? "r0[j] = v[j];"
+                            : body_formula(op, layout_, put.load, steps_between(0, op.body.size()));
+        const std::string head = "(int64_t batch, int64_t row, int64_t col, const T (&v)[V]",
+                          left = cat("        const int64_t left = ", n, " - col;\n"),
+                          inlined = "    __device__ __forceinline__ void ";
+        text_.body +=
+            cat("struct @_Put {\n    const @_Block& block;\n",
+                limits_.inner < 0 ? "" : "    char* inner;\n", flag_text("updates", updates));
+        if (!limits_.one_block && !limits_.chain)
+            for (const auto& [name, bit] :
+                 {std::pair{"a", kLateA}, {"b", kLateB}, {"rest", kLateRest}})
+                text_.body +=
+                    cat("    __device__ __forceinline__ bool ", name, "_is_late() const { return ",
+                        "block.word(", layout_.tail + int(kLateAt), ") & ", bit, "; }\n");
+        if (reads)
+            text_.body +=
+                cat("    struct Numbers {\n", put.number_members, "    };\n    template <int V>\n",
+                    "    struct Read {\n", put.read_members,
+                    "    };\n    __device__ __forceinline__ Numbers ",
+                    "numbers() const {\n        Numbers of;\n", put.numbers,
+                    "        return of;\n    }\n", "    template <int V>\n", inlined,
+                    "read(Read<V>& to, int64_t batch, int64_t row, int64_t col) const {\n", left,
+                    put.read, "    }\n    template <int V, class T>\n", inlined, "operator()", head,
+                    ") const {\n        Read<V> from;\n        read(from, batch, row, col);\n",
+                    "        (*this)(batch, row, col, v, from, numbers());\n    }\n");
+        text_.body += cat(
+            "    template <int V, class T>\n", inlined, "operator()", head,
+            reads ? ", const Read<V>& from, const Numbers& of" : "", ") const {\n", left, put.load,
+            interleaves ? each_update("V", body)
+                        : cat("#pragma unroll\n        for (int j = 0; j < V; j++) {\n"
+                              "            ",
+                              body, "\n        }\n"),
+            put.store, "    }\n};\n");
+    }
+
+    // ---- without tiles --------------------------------------------------------------------------
+
+    void add_threads() {
+        const auto [tile_rows, tile_columns] = tile_;
+        text_.name += "threads";
+        text_.threads = 32;
+        text_.blocks = (batches * (m / tile_rows) * (n / tile_columns) + 31) / 32;
         const std::string shape = cat(tile_rows, ", ", tile_columns, ", @_Shape>(");
-        text.ahead = text.blocks <= limits.team;
-        if (text.ahead)
-            text.body +=
+        text_.ahead = text_.blocks <= limits_.team;
+        if (text_.ahead)
+            text_.body +=
                 cat("typedef ThreadTile @_Ahead;\n", ahead_head(), "    return thread_tile_ahead<",
-                    shape, "grid);\n}\n", ahead_body_head(), pointers_of(op, layout),
-                    "    if (ahead.any) gemm_thread<", wide, ", ", shape,
+                    shape, "grid);\n}\n", ahead_body_head(), pointers_of(op, layout_),
+                    "    if (ahead.any) gemm_thread<", wide_, ", ", shape,
                     "ahead, @_Put{block}, x0, x1);\n}\n");
         else
-            text.body += cat(body_head(op, layout), "    gemm_threads<", wide, ", ", shape,
-                             "grid, @_Put{block}, x0, x1);\n}\n");
-        return text;
+            text_.body += cat(body_head(op, layout_), "    gemm_threads<", wide_, ", ", shape,
+                              "grid, @_Put{block}, x0, x1);\n}\n");
     }
-    if (limits.chain) {
-        add_link(text, op, layout, limits);
-        text.name = stem + "link";
-        return text;
-    }
-    if (choices.empty()) {
+
+    void add_small() {
         const int64_t chunks = std::max<int64_t>(ceil_div(k, chunk), 1);
         int64_t slices = 1;
         while (slices < 8 && slices < chunks) slices *= 2;
-        text.name = stem + "small";
-        text.threads = static_cast<int>(32 * slices);
-        text.blocks = (batches * m * n + 31) / 32;
-        text.body += body_head(op, layout);
-        text.body += cat("    gemm_small<", wide, ", ", slices,
-                         ", @_Shape>(grid, @_Put{block}, x0, x1);\n}\n");
-        return text;
+        text_.name += "small";
+        text_.threads = static_cast<int>(32 * slices);
+        text_.blocks = (batches * m * n + 31) / 32;
+        text_.body += cat(body_head(op, layout_), "    gemm_small<", wide_, ", ", slices,
+                          ", @_Shape>(grid, @_Put{block}, x0, x1);\n}\n");
     }
-    const Choice& choice = *found;
-    if (choice.thin) {
-        const int side = *gemm.thin_side(limits);
+
+    /// Adds a member of a chain (chain.cuh): @_weights and @_body, which says whether it left its
+    /// output `kept` for the next one.
+    void add_link() {
+        const int kept = limits_.kept;
+        const Tiling& t = *limits_.chain;
+        text_.includes = {"chain.cuh"};
+        text_.threads = t.threads;
+        text_.resident = t.resident;
+        text_.blocks = ceil_div(m, t.m);
+        const auto own = static_cast<size_t>(std::max(kept, 0));
+        const char* type = cuda_type(op.outputs[own].dtype);
+        const int64_t line = t.k + 8;
+        text_.body +=
+            cat("struct @_Link : @_Put {\n    ", type,
+                "* room;\n    __device__ __forceinline__ @_Link(const ",
+                "@_Block& block, char* room, char* inner) : @_Put{block",
+                limits_.inner < 0 ? "" : ", inner", "}, room(reinterpret_cast<", type,
+                "*>(room)) {}\n    static constexpr bool keeps = ",
+                kept >= 0 && packs_eights(op) ? "true" : "false",
+                ", squares = ", limits_.squares ? "true" : "false",
+                ";\n    __device__ __forceinline__ ", type,
+                "* kept(uint32_t row, uint32_t col) const {\n        return room + col / ", t.k,
+                " * ", t.part_m * line, " + row % ", t.part_m, " * ", line, " + col % ", t.k,
+                ";\n    }\n", packed_text(op, layout_, false, limits_), "};\n");
+        const std::string tiles = cat(t.m, ", ", t.n, ", ");
+        const std::string element = cuda_type(a.dtype);
+        text_.body +=
+            cat("__device__ __forceinline__ void @_weights(const @_Block& block, char* to) {\n"
+                "    fetch_weights<",
+                tiles, t.k, ", ", t.threads, ", @_Shape>(to, block.ptr<const ", element, ">(",
+                layout_.operand[1], "));\n}\n");
+        text_.body +=
+            cat("template <class Next>\n__device__ __forceinline__ bool @_body(const @_Block& "
+                "block, const "
+                "Grid& grid, bool held, char* rows, const char* weights, float* sums, char* inner, "
+                "const Next& next) {\n"
+                "    return chain_link<",
+                tiles, t.k, ", ", t.n / t.part_n, ", @_Shape>(grid, @_Link(block, rows, ",
+                limits_.squares ? "reinterpret_cast<char*>(sums)" : "inner", "), block.ptr<const ",
+                element, ">(", layout_.operand[0], "), held, reinterpret_cast<", element,
+                "*>(rows), reinterpret_cast<const ", element, "*>(weights), sums, next",
+                limits_.squares ? ", reinterpret_cast<float*>(inner)" : "", ");\n}\n");
+        text_.name += "link";
+    }
+
+    void add_thin() {
+        const int side = *thin_side(limits_);
         const View &few = side ? b : a, &many = side ? a : b;
         const int k_axis = side ? rank - 1 : rank - 2, own = side ? rank - 2 : rank - 1;
         // Of lines across k a longer ring, and one that begins early, took longer: 1x4096x4096 of
@@ -449,21 +476,19 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
         const int64_t thin_row = few.strides[side ? rank - 1 : rank - 2],
                       thin_col = few.strides[side ? rank - 2 : rank - 1];
         const auto pack = static_cast<int64_t>(16 / dtype_size(a.dtype));
-        const auto flag = [](const char* name, bool value) {
-            return cat("    static constexpr bool ", name, " = ", value ? "true" : "false", ";\n");
-        };
         const auto place = [&](const char* name, bool first) {
             return cat("    __device__ __forceinline__ static int64_t ", name,
                        "(int64_t batch) { return @_", first ? "A" : "B", "::at(batch); }\n");
         };
-        text.body += cat(
-            "struct @_Thin {\n", number("rows", rows), number("wide", count),
-            number("wide_step", step), number("thin_row", thin_row), number("thin_col", thin_col),
-            flag("along_k", along_k), flag("begins", begins),
-            flag("far",
-                 batches * count * k * static_cast<int64_t>(dtype_size(a.dtype)) > kFarBytes),
-            flag("packs", step % pack == 0 && (along_k || count % pack == 0)),
-            flag("thin_packs", thin_col == 1 && (rows == 1 || thin_row % pack == 0)),
+        text_.body += cat(
+            "struct @_Thin {\n", number_text("rows", rows), number_text("wide", count),
+            number_text("wide_step", step), number_text("thin_row", thin_row),
+            number_text("thin_col", thin_col), flag_text("along_k", along_k),
+            flag_text("begins", begins),
+            flag_text("far",
+                      batches * count * k * static_cast<int64_t>(dtype_size(a.dtype)) > kFarBytes),
+            flag_text("packs", step % pack == 0 && (along_k || count % pack == 0)),
+            flag_text("thin_packs", thin_col == 1 && (rows == 1 || thin_row % pack == 0)),
             place("thin_at", !side), place("wide_at", side),
             "    template <class P, class T>\n    __device__ __forceinline__ static void put(const "
             "P& to, int64_t batch, int64_t t, int64_t w, const T (&v)[1]) {\n        to(batch, ",
@@ -473,36 +498,31 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
         const int64_t slices = std::min<int64_t>(cuts, 8);
         int64_t groups = std::max<int64_t>(8 / slices, 1);
         const auto blocks = [&] { return batches * ceil_div(count, lines * groups); };
-        while (groups > 1 && blocks() < 2 * limits.processors) groups /= 2;
-        text.name = stem + name_of(choice);
-        text.threads = static_cast<int>(32 * groups * slices);
-        check(text.threads <= kGroupThreads,
+        while (groups > 1 && blocks() < 2 * limits_.processors) groups /= 2;
+        text_.threads = static_cast<int>(32 * groups * slices);
+        check(text_.threads <= kGroupThreads,
               "cuda: a thin product of more threads than a group has");
-        text.blocks = blocks();
-        text.includes = {"thin.cuh"};
+        text_.blocks = blocks();
+        text_.includes = {"thin.cuh"};
         // A ring of each warp, that together keep the memory busy.
         const int64_t stage = 128 * (lines + rows) / (along_k ? 1 : 2);
-        const int64_t ring = begins && text.blocks <= limits.processors ? alone : room;
+        const int64_t ring = begins && text_.blocks <= limits_.processors ? alone : room;
         const int64_t stages = std::clamp<int64_t>(ring / (groups * slices * stage), 4, 12);
-        text.shared = static_cast<uint32_t>(groups * slices * stages * stage);
-        text.resident = 2;  // which leaves a thread the registers that it needs
-        text.begins = begins;
-        text.body += body_head(op, layout);
-        text.body += cat("    gemm_thin_", tensor ? "mma<" : "chain<", "@_Thin, ", groups, ", ",
-                         slices, ", ", stages, ", @_Shape>(grid, @_Put{block}, x",
-                         side ? "1, x0" : "0, x1", ");\n}\n");
-        return text;
+        text_.shared = static_cast<uint32_t>(groups * slices * stages * stage);
+        text_.resident = 2;  // which leaves a thread the registers that it needs
+        text_.begins = begins;
+        text_.body += body_head(op, layout_);
+        text_.body += cat("    gemm_thin_", tensor ? "mma<" : "chain<", "@_Thin, ", groups, ", ",
+                          slices, ", ", stages, ", @_Shape>(grid, @_Put{block}, x",
+                          side ? "1, x0" : "0, x1", ");\n}\n");
     }
-    const Tiling& t = *choice.tiling;
-    if (choice.groups && tensor) {
-        if (choice.boxes)
-            add_near_boxes(text, op, layout, choice);
-        else
-            add_near_mma(text, op, layout, choice);
-        text.name = stem + name_of(choice);
-        return text;
-    }
-    if (choice.groups) {
+
+    // ---- by small tiles
+    // --------------------------------------------------------------------------
+
+    void add_near() {
+        const Choice& choice = *choice_;
+        const Tiling& t = *choice.tiling;
         const auto floats = [&](int side, int64_t step) {
             return step == 1 ? t.k * (side + 4) : side * (t.k + 4);
         };
@@ -511,145 +531,246 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
         const int64_t chunks = ceil_div(k, chunk),
                       depth = std::min(k, ceil_div(chunks, int64_t{choice.groups}) * chunk);
         const int stages = chain_stages(t, choice.groups, chunks, depth);
-        text.name = stem + name_of(choice);
-        text.includes = {"near.cuh"};
-        text.begins = true;
-        text.threads = t.threads * choice.groups;
-        text.blocks = choice.blocks;
-        text.shared = static_cast<uint32_t>(chain_room(t, choice.groups, chunks, stages, stage));
-        text.body += body_head(op, layout);
-        text.body += cat("    gemm_near<", t.m, ", ", t.n, ", ", t.part_m, ", ", t.part_n, ", ",
-                         choice.groups, ", ", stages,
-                         ", @_Shape>(grid, @_Put{block}, x0, x1);\n"
-                         "}\n");
-        return text;
+        text_.includes = {"near.cuh"};
+        text_.begins = true;
+        text_.threads = t.threads * choice.groups;
+        text_.blocks = choice.blocks;
+        text_.shared = static_cast<uint32_t>(chain_room(t, choice.groups, chunks, stages, stage));
+        text_.body += body_head(op, layout_);
+        text_.body += cat("    gemm_near<", t.m, ", ", t.n, ", ", t.part_m, ", ", t.part_n, ", ",
+                          choice.groups, ", ", stages,
+                          ", @_Shape>(grid, @_Put{block}, x0, x1);\n"
+                          "}\n");
     }
-    text.name = stem + name_of(choice);
-    text.threads = t.threads;
-    text.resident = t.resident;
-    text.blocks = choice.blocks;
-    text.workspace = static_cast<uint64_t>(choice.slots * t.m * t.n * size);
-    if (choice.run) text.counters = static_cast<int>(choice.blocks + 2);
-    if (choice.parts > 1) text.counters = static_cast<int>(choice.tiles + (choice.adders ? 2 : 0));
-    const std::string room =
-        cat(choice.slots ? cat("block.ptr<", wide, ">(16), ") : cat("(", wide, "*)nullptr, "),
-            text.counters ? cat("block.ptr<uint32_t>(", layout.tail, ")") : "(uint32_t*)nullptr");
-    if (t.pair) {
-        Gemm::Reading reading = gemm.reading(t, choice.reads);
+
+    void add_near_mma() {
+        const Choice& choice = *choice_;
+        const Tiling& t = *choice.tiling;
+        const auto element = static_cast<int64_t>(dtype_size(a.dtype));
+        const int64_t cuts = ceil_div(k, chunk);
+        const int64_t depth = std::min(k, ceil_div(cuts, int64_t{choice.groups}) * chunk);
+        const int stages = near_stages(t, choice.groups, cuts, depth, element);
+        const int64_t stage = step_bytes(t, element, t.m, a.strides[rank - 2]) +
+                              step_bytes(t, element, t.n, b.strides[rank - 1]);
+        const bool in_place = ceil_div(cuts, choice.groups) == 1;
+        const int64_t sums = choice.groups > 1 && !in_place ? 4 * cuts * t.m * (t.n + 8) : 0;
+        text_.includes = {"near_mma.cuh"};
+        text_.begins = true;
+        text_.threads = t.threads * choice.groups;
+        text_.blocks = choice.blocks;
+        text_.shared = static_cast<uint32_t>(choice.groups * stages * stage + sums);
+        text_.body += body_head(op, layout_);
+        text_.body +=
+            cat("    gemm_near_mma<", t.m, ", ", t.n, ", ", t.part_m, ", ", t.part_n, ", ", t.k,
+                ", ", choice.groups, ", ", stages, ", @_Shape>(grid, @_Put{block}, x0, x1);\n}\n");
+    }
+
+    void add_near_boxes() {
+        const Choice& choice = *choice_;
+        const Tiling& t = *choice.tiling;
+        const MappedOperand first = *mapped_operand(op, 0, 1, t.m),
+                            second = *mapped_operand(op, 1, 0, t.n);
+        const auto flag = [](bool value) { return value ? ", true" : ", false"; };
+        text_.includes = {"near_boxes.cuh"};
+        text_.begins = true;
+        text_.threads = t.threads * choice.groups;
+        text_.blocks = choice.blocks;
+        text_.maps = {first.map, second.map};
+        text_.shared =
+            static_cast<uint32_t>(box_room(t, k, chunk, static_cast<int64_t>(dtype_size(a.dtype))));
+        text_.body += body_head(op, layout_);
+        text_.body +=
+            cat("    gemm_near_boxes<", t.m, ", ", t.n, flag(second.along_k), flag(first.batched),
+                flag(second.batched), ", @_Shape>(grid, @_Put{block}, block.bytes + ",
+                layout_.tail + int(kTailBytes), ", block.bytes + ",
+                layout_.tail + int(kTailBytes + kMapBytes), ");\n}\n");
+    }
+
+    // ---- by large tiles -------------------------------------------------------------------------
+
+    /// Sums of parts of a chain are added in lots where some are made much earlier than others: of
+    /// 768x768x4096 TN an H200 took 109.9 us so, 119.1 with all at the end; of 512x512x4096, whose
+    /// parts all run together, 63.5 and 56.9.
+    int64_t parts_of_lot() const {
+        constexpr int64_t few = 4, turns = 2;
+        const Choice& choice = *choice_;
+        return choice.tiles * choice.parts >
+                       turns * choice.tiling->resident * std::max(limits_.processors, 1)
+                   ? few
+                   : choice.parts;
+    }
+
+    /// Blocks of the chosen tiles, with room for the sums of parts; how it is handed on.
+    std::string add_blocks() {
+        const Choice& choice = *choice_;
+        const Tiling& t = *choice.tiling;
+        text_.threads = t.threads;
+        text_.resident = t.resident;
+        text_.blocks = choice.blocks;
+        text_.workspace = static_cast<uint64_t>(choice.slots * t.m * t.n * size);
+        if (choice.run) text_.counters = static_cast<int>(choice.blocks + 2);
+        if (choice.parts > 1)
+            text_.counters = static_cast<int>(
+                choice.tiles * (tensor ? 1 : ceil_div(choice.parts, parts_of_lot())) +
+                (choice.adders ? 2 : 0));
+        return cat(
+            choice.slots ? cat("block.ptr<", wide_, ">(16), ") : cat("(", wide_, "*)nullptr, "),
+            text_.counters ? cat("block.ptr<uint32_t>(", layout_.tail, ")") : "(uint32_t*)nullptr");
+    }
+
+    void add_tiles() {
+        const Choice& choice = *choice_;
+        const Tiling& t = *choice.tiling;
+        const std::string room = add_blocks();
+        int64_t shared = int64_t{t.stages} * t.k * (t.m + t.n) * (tf32 ? 4 : 2);
+        if (!tensor)  // padded tiles, and the sum of the chunks so far
+            shared = (int64_t{t.stages} * t.k * (t.m + t.n + 8) +
+                      (choice.parts == 1 || updates_behind(op)) * t.m * t.n) *
+                     size;
+        text_.shared = static_cast<uint32_t>(shared);
+        if (tensor) text_.includes = {"mma.cuh"};
+        if (choice.cluster) {
+            text_.includes = {"matmul_cluster.cuh"};
+            text_.cluster = static_cast<int>(choice.cluster);
+            text_.counters = static_cast<int>(choice.tiles * choice.cluster);
+        }
+        text_.body += cat(body_head(op, layout_), "    ",
+                          tensor           ? "gemm_mma<"
+                          : choice.cluster ? "gemm_tiled_cluster<"
+                                           : "gemm_tiled<",
+                          t.m, ", ", t.n, ", ", t.part_m, ", ", t.part_n, ", ", t.k, ", ",
+                          tensor ? cat(t.stages, ", ") : "", choice.parts,
+                          tensor || choice.cluster ? "" : cat(", ", parts_of_lot()),
+                          ", @_Shape>(grid, @_Put{block}, x0, x1, ", room, ");\n}\n");
+    }
+
+    /// The source and the function of a kernel whose warps have roles.
+    std::pair<const char*, const char*> roles_source(bool copies) const {
+        if (limbs) return {"limbs.cuh", "gemm_limbs"};
+        if (choice_->tiling->writers) return {"wgmma_writers.cuh", "gemm_wgmma_writers"};
+        if (choice_->run) return {"wgmma_runs.cuh", "gemm_wgmma_runs"};
+        if (choice_->cluster) return {"wgmma_cluster.cuh", "gemm_wgmma_cluster"};
+        return {copies ? "rounded.cuh" : "wgmma.cuh", "gemm_wgmma"};
+    }
+
+    void add_roles() {
+        const Choice& choice = *choice_;
+        const Tiling& t = *choice.tiling;
+        const std::string room = add_blocks();
+        Reading reading = this->reading(t, choice.reads);
         MappedOperand &first = reading.first, &second = reading.second;
         // Copies lie behind the sums of parts.
-        const uint64_t sums = (text.workspace + 255) / 256 * 256;
+        const uint64_t sums = (text_.workspace + 255) / 256 * 256;
         for (TensorMap* map : {&first.map, &second.map})
             if (map->input == TensorMap::workspace) map->from += sums;
-        const DType type = second.map.dtype;
-        text.includes = {limbs              ? "limbs.cuh"
-                         : reading.copies() ? "rounded.cuh"
-                         : t.writers        ? "wgmma_writers.cuh"
-                         : choice.run       ? "wgmma_runs.cuh"
-                         : choice.cluster   ? "wgmma_cluster.cuh"
-                                            : "wgmma.cuh"};
-        text.cluster = choice.cluster ? static_cast<int>(choice.cluster) : t.pair * t.wide;
-        text.maps = {first.map, second.map};
+        const auto [source, function] = roles_source(reading.copies());
+        text_.includes = {source};
+        text_.cluster = choice.cluster ? static_cast<int>(choice.cluster) : t.pair * t.wide;
+        text_.maps = {first.map, second.map};
         const bool turned = reading.reads == Reads::turned;
-        const WgmmaLayout roles{t.m,
-                                t.n,
-                                static_cast<int>(128 / dtype_size(type)),
-                                t.stages - (choice.cluster ? 1 : 0),  // sums arrive there
-                                t.pair,
-                                t.wide,
-                                choice.parts,
-                                choice.adders,
-                                choice.round,
-                                t.holds(ceil_div(k, chunk), reading.words),
-                                t.own,
-                                reading.words,
-                                first.along_k,
-                                second.along_k,
-                                first.batched,
-                                second.batched,
-                                t.writers,
-                                choice.run,
-                                choice.cluster,
-                                turned};
-        text.shared = roles.shared();
-        text.body += layout_struct("@_Layout", roles, type);
-        // Results that the copy engine can store as they are, whole 16 bytes at a time.
-        const auto whole = static_cast<int64_t>(16 / dtype_size(c.dtype));
-        bool lines = !fused && !turned && n % whole == 0 && c.strides[rank - 1] == 1;
-        for (int d = 0; d < rank - 1; d++) lines = lines && c.strides[d] % whole == 0;
-        text.body += cat("struct @_Lines : @_Put {\n    static constexpr bool lines = ",
-                         lines ? "true" : "false", ";\n");
-        if (lines)
-            text.body +=
-                cat(number("step", c.strides[rank - 2]), "    __device__ __forceinline__ ",
-                    cuda_type(c.dtype), "* line(int64_t batch, int64_t row, int64_t col) const {\n",
-                    "        return block.template ptr<", cuda_type(c.dtype), ">(",
-                    layout.operand[op.inputs.size()], ") + @_y0::at(batch) + row * step + col;\n",
-                    "    }\n");
-        text.body += packed_text(op, layout, turned || (lines && choice.parts == 1)) + "};\n";
-        text.begins = !reading.copies();
-        std::string ready = cat("Present{(block.word(", layout.tail + int(kLateAt), ") & ",
+        const DType type = second.map.dtype;
+        const WgmmaLayout roles{.rows = t.m,
+                                .columns = t.n,
+                                .depth = static_cast<int>(128 / dtype_size(type)),
+                                .stages = t.stages - (choice.cluster ? 1 : 0),  // sums arrive there
+                                .pair = t.pair,
+                                .wide = t.wide,
+                                .parts = choice.parts,
+                                .adders = choice.adders,
+                                .round = choice.round,
+                                .holds = t.holds(ceil_div(k, chunk), reading.words),
+                                .own = t.own,
+                                .words = reading.words,
+                                .a_along_k = first.along_k,
+                                .b_along_k = second.along_k,
+                                .a_batched = first.batched,
+                                .b_batched = second.batched,
+                                .writers = t.writers,
+                                .run = choice.run,
+                                .cluster = choice.cluster,
+                                .turned = turned};
+        text_.shared = roles.shared();
+        text_.body += layout_struct("@_Layout", roles, type);
+        add_lines(turned);
+        text_.begins = !reading.copies();
+        std::string ready = cat("Present{(block.word(", layout_.tail + int(kLateAt), ") & ",
                                 kLateA | kLateB, ") != 0}"),
                     copy;
         if (reading.copies()) {
-            const bool right = reading.reads == Reads::right_copied;
-            const std::string as = rounded_type(math, a.dtype);
-            text.body += right ? "typedef Uncopied @_CopyA;\n"
-                               : rounded_struct("@_CopyA", "@_A", as, first, gemm.planes(), a, 1);
-            text.body += rounded_struct("@_CopyB", "@_B", as, second, gemm.planes(), b, 0);
-            const std::string pieces =
-                cat("<@_CopyA, @_CopyB, ", t.threads / 32, ", ", text.blocks, ">");
-            const std::string counters =
-                cat("block.ptr<uint32_t>(", layout.tail, ") + ", text.counters);
-            const auto operand = [&](int x) {
-                return cat("block.ptr<const float>(", layout.operand[static_cast<size_t>(x)], ")");
-            };
-            const auto copy_at = [&](const TensorMap& map) {
-                return cat("block.ptr<", limbs ? "Brain" : as, ">(16) + ",
-                           map.from / dtype_size(type));
-            };
-            text.counters += 3;
-            text.workspace = second.map.from + Gemm::map_bytes(second.map);
-            copy = cat("    round_operands", pieces, "(", operand(0), ", ", operand(1), ", ",
-                       right ? cat("(", as, "*)nullptr") : copy_at(first.map), ", ",
-                       copy_at(second.map), ", ", counters, ");\n");
-            ready = cat("Rounded<Pieces", pieces, "::count>{", counters, ", grid.blocks}");
+            copy = add_copies(reading);
+            ready = "ready";
         }
-        text.body += body_head() + copy;
         const bool sums_in_memory = !limbs && !t.writers && !choice.cluster;
-        text.body += cat("    ",
-                         limbs            ? "gemm_limbs"
-                         : t.writers      ? "gemm_wgmma_writers"
-                         : choice.run     ? "gemm_wgmma_runs"
-                         : choice.cluster ? "gemm_wgmma_cluster"
-                                          : "gemm_wgmma",
-                         "<@_Layout, @_Shape", limbs ? ", @_CopyA, @_CopyB" : "",
-                         ">(grid, @_Lines{{block}}, block.bytes + ", layout.tail + int(kTailBytes),
-                         ", block.bytes + ", layout.tail + int(kTailBytes + kMapBytes),
-                         sums_in_memory ? ", " + room : "", ", ", ready, ");\n}\n");
-        return text;
+        text_.body +=
+            cat(body_head(), copy, "    ", function, "<@_Layout, @_Shape",
+                limbs ? ", @_CopyA, @_CopyB" : "", ">(grid, @_Lines{{block}}, block.bytes + ",
+                layout_.tail + int(kTailBytes), ", block.bytes + ",
+                layout_.tail + int(kTailBytes + kMapBytes), sums_in_memory ? ", " + room : "", ", ",
+                ready, ");\n}\n");
     }
-    int64_t shared = int64_t{t.stages} * t.k * (t.m + t.n) * (tf32 ? 4 : 2);
-    if (!tensor)  // padded tiles, and the sum of the chunks so far
-        shared = (int64_t{t.stages} * t.k * (t.m + t.n + 8) +
-                  (choice.parts == 1 || updates) * t.m * t.n) *
-                 size;
-    text.shared = static_cast<uint32_t>(shared);
-    text.body += body_head(op, layout);
-    if (tensor) text.includes = {"mma.cuh"};
-    if (choice.cluster) {
-        text.includes = {"matmul_cluster.cuh"};
-        text.cluster = static_cast<int>(choice.cluster);
-        text.counters = static_cast<int>(choice.tiles * choice.cluster);
+
+    /// @_Put, and where results lie that are stored as they are, whole 16 bytes at a time.
+    void add_lines(bool turned) {
+        const auto whole = static_cast<int64_t>(16 / dtype_size(c.dtype));
+        bool lines = op.body.empty() && !turned && n % whole == 0 && c.strides[rank - 1] == 1;
+        for (int d = 0; d < rank - 1; d++) lines = lines && c.strides[d] % whole == 0;
+        text_.body += cat("struct @_Lines : @_Put {\n", flag_text("lines", lines));
+        if (lines)
+            text_.body +=
+                cat(number_text("step", c.strides[rank - 2]), "    __device__ __forceinline__ ",
+                    cuda_type(c.dtype), "* line(int64_t batch, int64_t row, int64_t col) const {\n",
+                    "        return block.template ptr<", cuda_type(c.dtype), ">(",
+                    layout_.operand[op.inputs.size()], ") + @_y0::at(batch) + row * step + col;\n",
+                    "    }\n");
+        text_.body += packed_text(op, layout_, turned || (lines && choice_->parts == 1)) + "};\n";
     }
-    text.body += cat("    ",
-                     tensor           ? "gemm_mma<"
-                     : choice.cluster ? "gemm_tiled_cluster<"
-                                      : "gemm_tiled<",
-                     t.m, ", ", t.n, ", ", t.part_m, ", ", t.part_n, ", ", t.k, ", ",
-                     tensor ? cat(t.stages, ", ") : "", choice.parts,
-                     ", @_Shape>(grid, @_Put{block}, x0, x1, ", room, ");\n}\n");
-    return text;
+
+    /// What copies the operands into the workspace before, and says when they are there.
+    std::string add_copies(const Reading& reading) {
+        const MappedOperand &first = reading.first, &second = reading.second;
+        const Tiling& t = *choice_->tiling;
+        const bool right = reading.reads == Reads::right_copied;
+        const std::string as = rounded_type(math, a.dtype);
+        const int64_t rows = choice_->first_rows, columns = choice_->first_columns,
+                      terms = choice_->first_terms;
+        text_.body += cat("struct @_First {\n", number_text("rows", rows),
+                          number_text("columns", columns), number_text("terms", terms), "};\n");
+        const auto or_all = [](int64_t some, int64_t all) { return some ? some : all; };
+        text_.body += right ? "typedef Uncopied @_CopyA;\n"
+                            : rounded_struct("@_CopyA", "@_A", as, first, planes(), a, 1,
+                                             or_all(rows, m), or_all(terms, k));
+        text_.body += rounded_struct("@_CopyB", "@_B", as, second, planes(), b, 0,
+                                     or_all(columns, n), or_all(terms, k));
+        const std::string counters =
+            cat("block.ptr<uint32_t>(", layout_.tail, ") + ", text_.counters);
+        const auto operand = [&](int x) {
+            return cat("block.ptr<const float>(", layout_.operand[static_cast<size_t>(x)], ")");
+        };
+        const auto copy_at = [&](const TensorMap& map) {
+            return cat("block.ptr<", limbs ? "Brain" : as, ">(16) + ",
+                       map.from / dtype_size(map.dtype));
+        };
+        text_.counters += 5;
+        text_.workspace = second.map.from + map_bytes(second.map);
+        return cat("    const Rounded<@_CopyA, @_CopyB, @_First, ", t.threads / 32, ", ",
+                   text_.blocks, "> ready{", operand(0), ", ", operand(1), ", ",
+                   right ? cat("(", as, "*)nullptr") : copy_at(first.map), ", ",
+                   copy_at(second.map), ", ", counters, ", grid.blocks};\n    ready.copy();\n");
+    }
+
+    const Limits& limits_;
+    const BlockLayout layout_;
+    const std::string wide_;         // of a sum
+    const std::array<int, 2> tile_;  // of a thread, in one block
+    std::vector<Choice> choices_;
+    const Choice* choice_ = nullptr;  // null: without tiles
+    KernelText text_;
+};
+
+}  // namespace
+
+KernelText gemm_text(const LoweredOp& op, const Limits& limits) {
+    return ProductText(op, limits).text();
 }
 
 }  // namespace aicf::cuda

@@ -641,9 +641,11 @@ struct TilePairs {
 
 /// A block computes BM x BN, a thread TM x TN of it in groups of four, from tiles of depth BK in
 /// shared memory. With Parts > 1 a block takes a run of chunks and leaves the result of each in
-/// `parts`; the block that comes last to a tile adds them, in ascending order all the same.
+/// `parts`. Lots of parts are added one after the other, the first ones while others are made: by
+/// the block that comes last to a lot, once those before are added, in ascending order.
 /// Otherwise the sum of the chunks so far lies in shared memory: registers hold larger tiles then.
-template <int BM, int BN, int TM, int TN, int BK, int Parts, class Shape, class E, class Put>
+template <int BM, int BN, int TM, int TN, int BK, int Parts, int Lot, class Shape, class E,
+          class Put>
 __device__ __forceinline__ void gemm_tiled(const Grid& grid, const Put& put, const E* a, const E* b,
                                            Wide<E>* parts, uint32_t* counters) {
     typedef Wide<E> A;
@@ -696,8 +698,19 @@ __device__ __forceinline__ void gemm_tiled(const Grid& grid, const Put& put, con
             }
         }
         if constexpr (Parts > 1) {
-            if (!arrive_last(counters + place.tile, Parts)) continue;
-            add_chunks<threads>(acc, chunks, part_of);
+            constexpr int all = (Parts + Lot - 1) / Lot;
+            int lot = place.part / Lot;
+            for (; lot < all; lot++) {
+                const int first = lot * Lot, end = first + Lot < Parts ? first + Lot : Parts;
+                const int before = lot > 0;  // the sum so far is one more to come and to add
+                if (!arrive_last(counters + place.tile * all + lot, end - first + before)) break;
+                const int begin = first * run, stop = end * run < chunks ? end * run : chunks;
+                add_chunks<threads>(acc, stop - begin + before, [&](int x) {
+                    return part_of(before && x == 0 ? 0 : begin + x - before);
+                });
+                if (lot + 1 < all) leave_chunk<threads>(part_of(0), acc);
+            }
+            if (lot < all) continue;
         } else if constexpr (chunks > 1) {
             add_to_chunk<threads>(total, acc);
         } else {  // stored as rows, they would lie in registers by rows

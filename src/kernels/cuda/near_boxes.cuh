@@ -89,11 +89,11 @@ __device__ __forceinline__ void gemm_near_boxes(const Grid& grid, const Put& put
             const uint32_t to = own + s * box_bytes + BM * Lines::line;
             const int at = begin + s * depth, z = BatchedB ? int(batch) : 0;
             if constexpr (AlongB)
-                copy_box<1>(to, map_b, at, col, z, barriers + 8 * s);
+                copy_box(to, map_b, at, col, z, barriers + 8 * s);
             else
 #pragma unroll
                 for (int x = 0; x < BN; x += depth)
-                    copy_box<1>(to + x * Lines::line, map_b, col + x, at, z, barriers + 8 * s);
+                    copy_box(to + x * Lines::line, map_b, col + x, at, z, barriers + 8 * s);
         }
     };
     const bool b_is_late = put.b_is_late();
@@ -118,8 +118,8 @@ __device__ __forceinline__ void gemm_near_boxes(const Grid& grid, const Put& put
 #pragma unroll
         for (int s = 0; s < boxes; s++)
             if (s < own_boxes)
-                copy_box<1>(own + s * box_bytes, map_a, begin + s * depth, row,
-                            BatchedA ? int(batch) : 0, barriers + 8 * s);
+                copy_box(own + s * box_bytes, map_a, begin + s * depth, row,
+                         BatchedA ? int(batch) : 0, barriers + 8 * s);
     }
     if (rest_is_late) lot.read(put, threadIdx.x, batch, row, col, rows, cols);
     __syncwarp();

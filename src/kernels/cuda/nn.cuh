@@ -85,11 +85,6 @@ __device__ __forceinline__ A exp_below(A x, A most) {
 /// most where no exponential, nor what is made of one, need be scaled down in steps.
 __device__ __forceinline__ uint32_t below(float x, float most) { return scalar::bits(x - most); }
 constexpr uint32_t kNearBits = 0xc2680000u;  // of -58: e^-58 > 2^-84
-/// e^(x - most) where x - most is -58 or more.
-__device__ __forceinline__ float exp_near(float x, float most) {
-    const auto v = scalar::exp_reduce(x - most);
-    return scalar::from_bits(scalar::bits(scalar::exp_parts(v, 0.0f).hi) + v.e);
-}
 template <int V>
 __device__ __forceinline__ bool are_near(const float (&x)[V], float most) {
     uint32_t furthest = 0;
@@ -114,7 +109,7 @@ struct ExpsBelow {
         if constexpr (same_type<A, float> && V > 1)
             if (are_near(x, most)) {
 #pragma unroll
-                for (int j = 0; j < V; j++) x[j] = exp_near(x[j], most);
+                for (int j = 0; j < V; j++) x[j] = scalar::exp_shifted(x[j] - most, 0.0f);
                 return;
             }
 #pragma unroll
@@ -139,7 +134,8 @@ __device__ __forceinline__ auto exps_of(Team& team, const Row& x, A most, bool& 
                 furthest = u > furthest ? u : furthest;
             });
             near = furthest <= kNearBits;
-            if (near) return team.map(x, [most](A v) { return exp_near(v, most); });
+            if (near)
+                return team.map(x, [most](A v) { return scalar::exp_shifted(v - most, 0.0f); });
         }
         return team.map(x, [most](A v) { return exp_below(v, most); });
     }
@@ -163,7 +159,8 @@ struct SharesBelow {
     __device__ __forceinline__ void operator()(float (&x)[V]) const {
         if (V > 1 && are_near(x, most)) {
 #pragma unroll
-            for (int j = 0; j < V; j++) x[j] = share_near(exp_near(x[j], most), inverse, sum);
+            for (int j = 0; j < V; j++)
+                x[j] = share_near(scalar::exp_shifted(x[j] - most, 0.0f), inverse, sum);
         } else {
 #pragma unroll
             for (int j = 0; j < V; j++) x[j] = scalar::div(exp_below(x[j], most), sum);

@@ -20,7 +20,17 @@ struct Copied {
     static constexpr int64_t across = (Of::outer + rows - 1) / rows,
                              deep = (Of::inner + depth - 1) / depth,
                              tiles = Of::batches * across * deep;
-    static_assert(tiles < int64_t{1} << 31);
+    // The first ones are copied before products are made: some whole lines, or the beginnings of
+    // all.
+    static constexpr bool by_depth = Of::first_depth < Of::inner,
+                          by_lines = Of::first_lines < Of::outer;
+    static constexpr int64_t first = by_lines   ? Of::first_lines / rows * deep
+                                     : by_depth ? Of::first_depth / depth * across
+                                                : tiles;
+    static_assert(tiles < int64_t{1} << 31 && !(by_lines && by_depth));
+    static_assert(first == tiles || Of::batches == 1);
+    static_assert(!by_lines || Of::first_lines % rows == 0);
+    static_assert(!by_depth || Of::first_depth % depth == 0);
 };
 
 /// What a copy as As consists of.
@@ -98,8 +108,10 @@ struct CopyTile {
     __device__ __forceinline__ CopyTile(uint32_t tile, const float* all, Element* copy) {
         constexpr auto cells = uint32_t(C::across * C::deep);
         const uint32_t batch = Of::batches > 1 ? tile / cells : 0, cell = tile - batch * cells;
-        line0 = int64_t(cell / uint32_t(C::deep)) * C::rows;
-        at0 = int64_t(cell % uint32_t(C::deep)) * C::depth;
+        constexpr auto short_axis = uint32_t(C::by_depth ? C::across : C::deep);
+        const uint32_t far = cell / short_axis, near = cell % short_axis;
+        line0 = int64_t(C::by_depth ? near : far) * C::rows;
+        at0 = int64_t(C::by_depth ? far : near) * C::depth;
         from = all + (Of::batches > 1 ? Of::Batch::at(batch) : 0);
         to = copy + int64_t(batch) * Of::outer * Of::pitch;
         const bool whole = (Of::outer % C::rows == 0 || line0 + C::rows <= Of::outer) &&
@@ -177,18 +189,19 @@ struct CopyTile {
     }
 };
 
-/// `Lots` tiles of an operand, from `tile` on, whose loads are under way together.
+/// `Lots` tiles of an operand, from `tile` on and before `end`, whose loads are under way together.
 template <class Of, int Lots>
-__device__ __forceinline__ void copy_tiles(uint32_t tile, const float* from, CopyElement<Of>* to) {
+__device__ __forceinline__ void copy_tiles(uint32_t tile, uint32_t end, const float* from,
+                                           CopyElement<Of>* to) {
     if constexpr (Copied<Of>::tiles > 0) {
         typedef CopyTile<Of> Tile;
         uint32_t word[Lots][Tile::lots][Tile::side];
 #pragma unroll
         for (int x = 0; x < Lots; x++)
-            if (tile + x < Copied<Of>::tiles) Tile(tile + x, from, to).read(word[x]);
+            if (tile + x < end) Tile(tile + x, from, to).read(word[x]);
 #pragma unroll
         for (int x = 0; x < Lots; x++)
-            if (tile + x < Copied<Of>::tiles) Tile(tile + x, from, to).write(word[x]);
+            if (tile + x < end) Tile(tile + x, from, to).write(word[x]);
     }
 }
 
@@ -196,75 +209,132 @@ __device__ __forceinline__ void copy_tiles(uint32_t tile, const float* from, Cop
 struct Uncopied {
     typedef Tf32 As;
     static constexpr int64_t outer = 0, inner = 1, batches = 1, pitch = 1, outer_step = 1,
-                             inner_step = 1;
-};
-
-/// Waits until all pieces are copied, for what the copy engine reads from then on. Of `counters`
-/// the first is the next piece, the second how many are copied, the third how many blocks know it;
-/// the last of these leaves them at 0.
-template <int64_t Count>
-struct Rounded {
-    static constexpr bool elects = true;
-    __device__ __forceinline__ void begin() const {}
-    uint32_t* counters;
-    uint32_t blocks;
-    __device__ __forceinline__ void operator()() const {
-        wait_count(counters + 1, uint32_t(Count));
-        asm volatile("fence.proxy.async;" ::: "memory");
-        if (atomicAdd(counters + 2, 1u) != blocks - 1) return;
-        for (int x = 0; x < 3; x++) clear_counter(counters + x);
-    }
+                             inner_step = 1, first_lines = 0, first_depth = 1;
 };
 
 /// How both operands are copied: a piece is some turns of a block, in each of which a warp has
 /// `lots` tiles. Each block takes the next piece from one counter, so the first ones, as many as
 /// `Blocks`, are long where there is much to do; the others, of one turn, are done at about the
-/// same time.
+/// same time. The rest is copied beside products, by warps that make none; their pieces are theirs.
 template <class A, class B, int Warps, int64_t Blocks>
 struct Pieces {
-    static constexpr int64_t each = Warps * Blocks, all = Copied<A>::tiles + Copied<B>::tiles;
+    static constexpr int64_t each = Warps * Blocks, all = Copied<A>::first + Copied<B>::first;
     static constexpr int lots = all >= 4 * each ? 2 : 1, turn = Warps * lots;
-    static constexpr int64_t of_a = (Copied<A>::tiles + lots - 1) / lots * lots;
+    static constexpr int64_t of_a = (Copied<A>::first + lots - 1) / lots * lots;
     static constexpr auto turns = uint32_t(all * 5 / 8 / (each * lots));
     static constexpr int64_t longs = turns > 1 ? Blocks : 0, in_longs = longs * turns * turn,
-                             count = longs + (of_a + Copied<B>::tiles - in_longs + turn - 1) / turn;
+                             count = longs + (of_a + Copied<B>::first - in_longs + turn - 1) / turn;
+
+    static constexpr int rest_lots = Planes<typename B::As>::count > 1 ? 1 : 2;
+    static constexpr int64_t rest_of_a = (Copied<A>::tiles - Copied<A>::first + rest_lots - 1) /
+                                         rest_lots * rest_lots,
+                             rest = rest_of_a + Copied<B>::tiles - Copied<B>::first;
+    static constexpr int rest_turn =
+        8;  // tiles of a piece of the rest: the last ones are waited for
+    static constexpr int64_t rest_count = (rest + rest_turn - 1) / rest_turn;
 };
 
-/// Copies pieces until none is left. Whoever waits for others has taken none that it did not copy,
-/// so that blocks need not run together.
-template <class A, class B, int Warps, int64_t Blocks>
-__device__ __forceinline__ void round_operands(const float* a, const float* b, CopyElement<A>* a_to,
-                                               CopyElement<B>* b_to, uint32_t* counters) {
+/// Copies of both operands, or of B, which the copy engine reads. First says of what rows, columns
+/// and terms there are copies before products are made, 0: of all. Of `counters` the first is the
+/// next piece, the second how many are copied, the third and fourth the same of the rest, the last
+/// how many warps are done with all of them; the last of these leaves them at 0.
+template <class A, class B, class First, int Warps, int64_t Blocks>
+struct Rounded {
     typedef Pieces<A, B, Warps, Blocks> P;
-    extern __shared__ __align__(1024) char ring_room[];
-    auto* const taken = reinterpret_cast<volatile uint32_t*>(ring_room);  // before it is a ring
-    if (threadIdx.x == 0) taken[0] = atomicAdd(counters, 1u);
-    __syncthreads();
-    uint32_t piece = taken[0], copied = 0;
-    for (; piece < P::count; copied++) {
-        uint32_t next = 0;  // comes while this one is copied
-        if (threadIdx.x == 0) next = atomicAdd(counters, 1u);
-        const bool is_long = int64_t(piece) < P::longs;
-        uint32_t tile = (is_long ? piece * (P::turns * P::turn)
-                                 : uint32_t(P::in_longs) + (piece - uint32_t(P::longs)) * P::turn) +
-                        threadIdx.x / 32 * P::lots;
-#pragma unroll 1
-        for (uint32_t left = is_long ? P::turns : 1; left > 0; left--, tile += P::turn) {
-            if (P::of_a > 0 && tile < P::of_a)
-                copy_tiles<A, P::lots>(tile, a, a_to);
-            else
-                copy_tiles<B, P::lots>(tile - uint32_t(P::of_a), b, b_to);
-        }
-        const int place = (copied + 1) % 2;  // which is read in the turn before it is written again
-        if (threadIdx.x == 0) taken[place] = next;
+    static constexpr bool elects = true;
+    static constexpr int beside = P::rest > 0 ? 3 : 0;  // warps
+    static constexpr int more = P::rest > 0 ? 32 : 0;   // registers of theirs
+    const float *a, *b;
+    CopyElement<A>* a_to;
+    CopyElement<B>* b_to;
+    uint32_t* counters;
+    uint32_t blocks;
+
+    /// Copies pieces until none is left. Whoever waits for others has taken none that it did not
+    /// copy, so that blocks need not run together.
+    __device__ __forceinline__ void copy() const {
+        extern __shared__ __align__(1024) char ring_room[];
+        auto* const taken = reinterpret_cast<volatile uint32_t*>(ring_room);  // before it is a ring
+        if (threadIdx.x == 0) taken[0] = atomicAdd(counters, 1u);
         __syncthreads();
-        piece = taken[place];
+        uint32_t piece = taken[0], copied = 0;
+        for (; piece < P::count; copied++) {
+            uint32_t next = 0;  // comes while this one is copied
+            if (threadIdx.x == 0) next = atomicAdd(counters, 1u);
+            const bool is_long = int64_t(piece) < P::longs;
+            uint32_t tile =
+                (is_long ? piece * (P::turns * P::turn)
+                         : uint32_t(P::in_longs) + (piece - uint32_t(P::longs)) * P::turn) +
+                threadIdx.x / 32 * P::lots;
+#pragma unroll 1
+            for (uint32_t left = is_long ? P::turns : 1; left > 0; left--, tile += P::turn) {
+                if (P::of_a > 0 && tile < P::of_a)
+                    copy_tiles<A, P::lots>(tile, uint32_t(Copied<A>::first), a, a_to);
+                else
+                    copy_tiles<B, P::lots>(tile - uint32_t(P::of_a), uint32_t(Copied<B>::first), b,
+                                           b_to);
+            }
+            const int place = (copied + 1) % 2;  // read in the turn before it is written again
+            if (threadIdx.x == 0) taken[place] = next;
+            __syncthreads();
+            piece = taken[place];
+        }
+        // What each thread wrote is read by copy engines, of other processors too; and where
+        // `taken` was this one's engine will write.
+        asm volatile("fence.proxy.async;" ::: "memory");
+        __syncthreads();
+        if (threadIdx.x == 0 && copied > 0) add_release(counters + 1, copied);
     }
-    // What each thread wrote is read by copy engines, of other processors too; and where `taken`
-    // was this one's engine will write.
-    asm volatile("fence.proxy.async;" ::: "memory");
-    __syncthreads();
-    if (threadIdx.x == 0 && copied > 0) add_release(counters + 1, copied);
-}
+    __device__ __forceinline__ void begin() const {}
+    /// Waits for the first copies, for what the copy engine reads from then on.
+    __device__ __forceinline__ void operator()() const { wait(counters + 1, P::count); }
+    /// And for the rest where a tile reads beyond them, up to such a row, column or term. `all`:
+    /// it was waited for.
+    __device__ __forceinline__ void reach(bool& all, int row, int column, int term) const {
+        const bool within = P::rest == 0 || ((First::rows == 0 || row <= First::rows) &&
+                                             (First::columns == 0 || column <= First::columns) &&
+                                             (First::terms == 0 || term <= First::terms));
+        if (within || all) return;
+        all = true;
+        wait(counters + 3, P::rest_count);
+    }
+    /// What a warp does that makes no products.
+    __device__ __forceinline__ void copy_rest() const {
+        for (;;) {
+            uint32_t piece = 0;
+            if (threadIdx.x % 32 == 0) piece = atomicAdd(counters + 2, 1u);
+            piece = __shfl_sync(~0u, piece, 0);
+            if (piece >= P::rest_count) break;
+            uint32_t tile = piece * P::rest_turn;
+            const uint32_t end =
+                tile + P::rest_turn < P::rest ? tile + P::rest_turn : uint32_t(P::rest);
+#pragma unroll 1
+            for (; tile < end; tile += P::rest_lots) {
+                if (P::rest_of_a > 0 && tile < P::rest_of_a)
+                    copy_tiles<A, P::rest_lots>(uint32_t(Copied<A>::first) + tile,
+                                                uint32_t(Copied<A>::tiles), a, a_to);
+                else
+                    copy_tiles<B, P::rest_lots>(
+                        uint32_t(Copied<B>::first) + (tile - uint32_t(P::rest_of_a)),
+                        uint32_t(Copied<B>::tiles), b, b_to);
+            }
+            asm volatile("fence.proxy.async;" ::: "memory");
+            __syncwarp();
+            if (threadIdx.x % 32 == 0) add_release(counters + 3, 1u);
+        }
+        if (threadIdx.x % 32 == 0) end();
+    }
+    /// Of a warp that takes and waits for nothing more.
+    __device__ __forceinline__ void end() const {
+        if (atomicAdd(counters + 4, 1u) != (1 + beside) * blocks - 1) return;
+        for (int x = 0; x < 5; x++) clear_counter(counters + x);
+    }
+
+  private:
+    __device__ __forceinline__ static void wait(const uint32_t* counter, int64_t count) {
+        wait_count(counter, uint32_t(count));
+        asm volatile("fence.proxy.async;" ::: "memory");
+    }
+};
 
 }  // namespace aicf

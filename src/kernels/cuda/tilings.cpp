@@ -35,7 +35,7 @@ static double in_waves(int64_t units, int64_t processors, int resident, double s
 /// 16384x3072x768 289, 259 and 358.)
 static double start_of(const Tiling& t, const Problem& p) {
     constexpr double alternating = 1200;  // of 16 bits, 16384x3072x768 NT: 119 us, 133 by 128x256
-    if (t.own && t.pair == 1 && p.element == 2 && p.after == 0) return alternating;
+    if (t.own && t.pair == 1 && (p.element == 2 || p.narrows) && p.after == 0) return alternating;
     if (p.rate == 1 || !t.pair) return t.start;
     constexpr double least = 1 << 14, stored = 4.5, turned = 3;  // results; of them a cycle
     constexpr double beside = 1200, paired = 3000;
@@ -60,10 +60,52 @@ static double rate_of(const Tiling& t, const Problem& p) {
 /// not worth sharing: 1024x1024x4096 TN took an H100 15.4 us, 18.6 by pairs; what comes from memory
 /// is, 128x4096x4096 NT 16.9 and 14.3. Of larger ones pairs are slower, too.
 static double share_of(const Tiling& t, const Problem& p) {
-    if (!t.pair || t.own || t.writers || t.wide > 1 || t.n != 128 || p.element != 2) return t.share;
+    if (!t.pair || t.own || t.writers || t.wide > 1 || t.n != 128 || !(p.element == 2 || p.narrows))
+        return t.share;
     if (t.m == 128) return t.pair > 1 ? 10.6 : t.share;
     if (p.batches * (p.m + p.n) * p.k * p.element > kCachedBytes) return t.share;
     return t.pair > 1 ? 6.8 : 5.95;
+}
+
+/// Which copies there are before products are made: warps that make none copy the rest beside them,
+/// more slowly. It is there when tiles that begin later want rows, or columns, or the first ones
+/// the last terms; `unit`: cycles of a tile, `at_once`: blocks that run together.
+static void copy_beside(const Tiling& t, const Problem& p, double unit, int64_t at_once,
+                        int64_t processors, bool holds, Choice& choice) {
+    // Bytes a cycle and processor, beside products and before; cycles until others see them; of
+    // less the others wait longer for them than for all.
+    constexpr double rate = 6, rate_of_limbs = 3.5, before = 20, seen = 12000, least = 4000;
+    constexpr int64_t lot = 128, lines = 8;  // terms; tile rows that go through columns together
+    // Warps that copy take registers from those that multiply, who need all for what follows or for
+    // the cuts before.
+    if (choice.parts > 1 || p.batches > 1 || p.after > 0 || p.rate > 1 || holds) return;
+    const bool down = p.m >= p.n;
+    const int64_t high = std::max(t.pair, 1) * t.m, wide = t.wide * t.n, size = down ? p.m : p.n,
+                  step = lines * (down ? high : wide),
+                  blocks = lines * std::max(t.pair, 1) * t.wide *
+                           (down ? ceil_div(p.n, wide) : ceil_div(p.m, high));
+    const double all = static_cast<double>(p.moved) / static_cast<double>(processors),
+                 beside = p.limbs ? rate_of_limbs : rate;
+    const double late = std::max(0.0, unit - seen) / (unit + all / beside);
+    const int64_t terms =
+        ceil_div(static_cast<int64_t>(static_cast<double>(p.k) * (1 - late)), lot) * lot;
+    double best = 0;
+    const auto take = [&](double part, int64_t rows, int64_t columns, int64_t of_k) {
+        if (part * all / before <= std::max(best, least)) return;
+        best = part * all / before;
+        choice.first_rows = rows, choice.first_columns = columns, choice.first_terms = of_k;
+    };
+    if (terms < p.k) take(1 - static_cast<double>(terms) / static_cast<double>(p.k), 0, 0, terms);
+    const double share = p.reads == Reads::copied
+                             ? static_cast<double>(size) / static_cast<double>(p.m + p.n)
+                         : down ? 0
+                                : 1;  // of what is copied
+    for (int64_t first = (size - 1) / step * step; first > 0; first -= step) {
+        const double part = share * static_cast<double>(size - first) / static_cast<double>(size);
+        const auto turns = static_cast<double>(first / step * blocks / at_once);
+        if (part * all / beside + seen > turns * unit) break;
+        take(part, down ? first : 0, down ? 0 : first, 0);
+    }
 }
 
 /// Every tiling and cut of k, the fastest by a model of waves first: parts of k fill the device,
@@ -166,9 +208,18 @@ void add_choices(const Tiling& t, const Problem& p, const Limits& limits,
                                                            (choice.slots / tiles) * result) /
                                            join_bytes;
         if (copies) {
-            choice.cycles += rounding + static_cast<double>(p.moved / processors) /
-                                            (p.moved > kCachedBytes ? rounded_far : rounded);
+            // Few warps have less on its way, and of two blocks each begins by itself.
+            constexpr int most_threads = 384;
+            constexpr double few = 18, again = 1000;
+            const bool few_warps = p.narrows && t.threads * t.resident < most_threads;
+            choice.cycles +=
+                rounding + (p.narrows ? again * (t.resident - 1) : 0) +
+                static_cast<double>(p.moved / processors) / (p.moved > kCachedBytes ? rounded_far
+                                                             : few_warps            ? few
+                                                                                    : rounded);
             choice.blocks = std::max(room / group, int64_t{1}) * group;  // all of them copy
+            copy_beside(t, p, of(each), at_once, processors, grains > 1 && t.holds(grains, p.words),
+                        choice);
         }
         if (p.words) choice.cycles += words;
         if (kept)

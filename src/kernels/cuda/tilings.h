@@ -111,6 +111,8 @@ struct Choice {
     int64_t adders = 0, round = 0;
     int64_t run = 0;      // cuts of a block, by wgmma_runs.cuh; 0: another kernel
     int64_t cluster = 0;  // blocks that share a tile's cuts or chunks; 0: another kernel
+    // Of copies: what there is of before products are made, 0: all; the rest comes beside them.
+    int64_t first_rows = 0, first_columns = 0, first_terms = 0;
     double cycles = 0;
 };
 
@@ -131,6 +133,7 @@ struct Problem {
     bool boxes = false;       // operands that the copy engine can read for near_boxes.cuh
     bool across = false;      // of those, B lies across k
     bool pairs = false;       // operands of f32: two blocks can be a cluster
+    bool limbs = false;       // copies are three planes
 };
 
 /// Every cut of k that a tiling allows.

@@ -71,13 +71,16 @@ MappedOperand rounded_operand(const LoweredOp& op, int input, int k_axis, int ro
 }
 
 std::string rounded_struct(const std::string& name, const std::string& batch, const std::string& as,
-                           const MappedOperand& operand, int planes, const View& view, int k_axis) {
+                           const MappedOperand& operand, int planes, const View& view, int k_axis,
+                           int64_t lines, int64_t terms) {
     const int rank = view.shape.rank(), k = rank - 2 + k_axis, own = rank - 1 - k_axis;
     const auto number = [](const char* of, int64_t value) { return cat(", ", of, " = ", value); };
     return cat("struct ", name, " {\n    typedef ", batch, " Batch;\n    typedef ", as,
                " As;\n    static constexpr int64_t inner = ", operand.map.inner,
                number("outer", operand.map.outer), number("batches", operand.map.batches / planes),
                number("pitch", operand.map.outer_step),
+               number("first_lines", operand.along_k ? lines : terms),
+               number("first_depth", operand.along_k ? terms : lines),
                number("inner_step", view.strides[operand.along_k ? k : own]),
                number("outer_step", view.strides[operand.along_k ? own : k]), ";\n};\n");
 }

@@ -69,26 +69,14 @@ struct Ring {
     static_assert(!Layout::own || (consumers == 2 && Layout::columns <= 128 && !Layout::words));
 };
 
-/// The tile of an operand, `rows` of its own axis from i and one line of k, by its map, whose boxes
-/// have lines of `Line` bytes.
-template <class R, int Rows, bool AlongK, int Blocks, int Line = 128>
+/// The tile of an operand, `Rows` of its own axis from i and one line of k, by its map, whose boxes
+/// have lines of `Line` bytes. Of `Shares` blocks of a cluster that need it each brings one to all
+/// in `blocks`: some of its lines along k, or across k some of the boxes that lie side by side, or
+/// of too few boxes some lines of each.
+template <class R, int Rows, bool AlongK, int Line = 128, int Shares = 1>
 __device__ __forceinline__ void copy_tile(uint32_t to, const void* map, int i, int k, int batch,
-                                          uint32_t barrier) {
-    if constexpr (AlongK) {
-        copy_box<Blocks>(to, map, k, i, batch, barrier);
-    } else {
-#pragma unroll
-        for (int x = 0; x < Rows; x += R::depth * Line / 128)
-            copy_box<Blocks>(to + x * 128, map, i + x, k, batch, barrier);
-    }
-}
-
-/// The share `which` of the same to the blocks of a cluster that need the tile and bring one of its
-/// `Shares` each: some of its lines along k, or across k some of the boxes that lie side by side,
-/// or of too few boxes some lines of each.
-template <class R, int Rows, bool AlongK, int Line, int Shares>
-__device__ __forceinline__ void copy_portion(uint32_t to, const void* map, int i, int k, int batch,
-                                             uint32_t barrier, uint32_t which, uint32_t blocks) {
+                                          uint32_t barrier, uint32_t which = 0,
+                                          uint32_t blocks = 1) {
     constexpr int box = AlongK ? Rows : R::depth * Line / 128, boxes = Rows / box;
     constexpr bool lines = boxes % Shares != 0;  // of each box
     constexpr int each = lines ? boxes : boxes / Shares,
@@ -98,7 +86,11 @@ __device__ __forceinline__ void copy_portion(uint32_t to, const void* map, int i
     for (int x = 0; x < each; x++) {
         const uint32_t at = to + (x0 + x) * (R::depth * Line) + y0 * Line;
         const int own = i + (AlongK ? y0 : (x0 + x) * box), deep = k + (AlongK ? 0 : y0);
-        copy_box_among(at, map, AlongK ? deep : own, AlongK ? own : deep, batch, barrier, blocks);
+        const int first = AlongK ? deep : own, second = AlongK ? own : deep;
+        if constexpr (Shares == 1)
+            copy_box(at, map, first, second, batch, barrier);
+        else
+            copy_box_among(at, map, first, second, batch, barrier, blocks);
     }
 }
 
@@ -203,11 +195,15 @@ struct Tiled<Shape, true> {
 /// writes one, which is `late` then. Threads that copy nothing say begin().
 struct Present {
     static constexpr bool elects = true;
+    static constexpr int beside = 0, more = 0;
     bool late;
     __device__ __forceinline__ void operator()() const {
         if (late) wait_before_kernel();
     }
     __device__ __forceinline__ void begin() const { begin_kernel(); }
+    __device__ __forceinline__ void reach(bool&, int, int, int) const {}
+    __device__ __forceinline__ void copy_rest() const {}
+    __device__ __forceinline__ void end() const {}
 };
 
 /// A block computes Layout::rows x Layout::columns of C. With Layout::parts == 1 it takes all cuts
@@ -287,10 +283,12 @@ __device__ __forceinline__ void gemm_wgmma(const Grid& grid, const Put& put, con
     };
     if (warp < 4) {
         if constexpr (R::deals)
-            asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(R::producer_registers));
+            asm volatile(
+                "setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(R::producer_registers + Ready::more));
         if constexpr (split) own = __shfl_sync(~0u, own, 0);
         if (!at_once && warp > 0) ready.begin();
         if (Ready::elects ? leads_copies(warp) : threadIdx.x == 0) {
+            bool all = false;
             const auto copy = [&](const Place& place, int begin, int steps) {
                 const int i0 = int(place.i0) + int(high) * BM,
                           j0 = int(place.j0) + int(across) * BN;
@@ -305,19 +303,13 @@ __device__ __forceinline__ void gemm_wgmma(const Grid& grid, const Put& put, con
                 for (int s = 0; s < steps; s++, next_stage()) {
                     const int k0 = (begin + s) * depth;
                     const uint32_t as = room + stage * R::stage_bytes, bs = as + R::a_bytes;
+                    ready.reach(all, i0 + BM, j0 + BN, k0 + depth);
                     wait_barrier(empty(stage), phase ^ 1);
                     arrive_expecting(full(stage), R::stage_bytes);
-                    if constexpr (Wide > 1)
-                        copy_portion<R, BM, Layout::a_along_k, 128, Wide>(
-                            as, map_a, i0, k0, az, full(stage), across, row_blocks);
-                    else
-                        copy_tile<R, BM, Layout::a_along_k, 1>(as, map_a, i0, k0, az, full(stage));
-                    if constexpr (Pair > 1)
-                        copy_portion<R, BN, Layout::b_along_k, R::b_line, Pair>(
-                            bs, map_b, j0, k0, bz, full(stage), high, column_blocks);
-                    else
-                        copy_tile<R, BN, Layout::b_along_k, 1, R::b_line>(bs, map_b, j0, k0, bz,
-                                                                          full(stage));
+                    copy_tile<R, BM, Layout::a_along_k, 128, Wide>(as, map_a, i0, k0, az,
+                                                                   full(stage), across, row_blocks);
+                    copy_tile<R, BN, Layout::b_along_k, R::b_line, Pair>(
+                        bs, map_b, j0, k0, bz, full(stage), high, column_blocks);
                 }
             };
             ready();
@@ -339,11 +331,15 @@ __device__ __forceinline__ void gemm_wgmma(const Grid& grid, const Put& put, con
                 for (uint32_t u = first; u < Place::tiles; u += stride)
                     copy(Place(u), 0, all_steps);
             }
+            ready.end();
+        } else if (Ready::beside > 0 && warp > 0) {
+            ready.copy_rest();
         }
         __syncwarp();
     } else {
         if constexpr (R::deals)
-            asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(R::consumer_registers));
+            asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(R::consumer_registers -
+                                                                     Ready::more / 2));
         const uint32_t mine = threadIdx.x - 128, group = mine / 128;
         const uint32_t mine_room = room + R::staging + (warp - 4) * R::warp_bytes;
         const bool packed = put.packed();

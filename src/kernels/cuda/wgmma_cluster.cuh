@@ -170,10 +170,10 @@ __device__ __forceinline__ void copy_share(const Place& place, const Share<Layou
         const uint32_t as = room + stage * R::stage_bytes, full = room + R::barriers + 8 * stage;
         wait_barrier(full + 8 * Layout::stages, phase);
         arrive_expecting(full, R::stage_bytes);
-        copy_tile<R, Layout::rows, Layout::a_along_k, 1>(as, map_a, int(place.i0), s * R::depth, az,
-                                                         full);
-        copy_tile<R, Layout::columns, Layout::b_along_k, 1>(as + R::a_bytes, map_b, int(place.j0),
-                                                            s * R::depth, bz, full);
+        copy_tile<R, Layout::rows, Layout::a_along_k>(as, map_a, int(place.i0), s * R::depth, az,
+                                                      full);
+        copy_tile<R, Layout::columns, Layout::b_along_k>(as + R::a_bytes, map_b, int(place.j0),
+                                                         s * R::depth, bz, full);
         if (++stage == Layout::stages) stage = 0, phase ^= 1;
     }
 }

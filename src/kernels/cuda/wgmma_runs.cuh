@@ -125,9 +125,9 @@ __device__ __forceinline__ void gemm_wgmma_runs(const Grid& grid, const Put& put
                     const uint32_t as = room + stage * R::stage_bytes, there = full + 8 * stage;
                     wait_barrier(empty + 8 * stage, phase ^ 1);
                     arrive_expecting(there, R::stage_bytes);
-                    copy_tile<R, BM, Layout::a_along_k, 1>(as, map_a, i0, s * R::depth, az, there);
-                    copy_tile<R, BN, Layout::b_along_k, 1>(as + R::a_bytes, map_b, j0, s * R::depth,
-                                                           bz, there);
+                    copy_tile<R, BM, Layout::a_along_k>(as, map_a, i0, s * R::depth, az, there);
+                    copy_tile<R, BN, Layout::b_along_k>(as + R::a_bytes, map_b, j0, s * R::depth,
+                                                        bz, there);
                 }
             }
         }

@@ -54,13 +54,12 @@ template <class Layout, class Shape, class Place>
 __device__ __forceinline__ void copy_tiles(uint32_t room, uint32_t first, uint32_t stride,
                                            uint32_t high, const void* map_a, const void* map_b) {
     typedef Handing<Layout> R;
-    constexpr int Stages = Layout::stages, part = Layout::columns / Layout::pair;
-    const int from = int(high) * part;
+    constexpr int Stages = Layout::stages, Pair = Layout::pair;
     int stage = 0;
     uint32_t phase = 1;
     for (uint32_t u = first; u < Place::tiles; u += stride) {
         const Place place(u);
-        const int i0 = int(place.i0) + int(high) * Layout::rows, j0 = int(place.j0) + from;
+        const int i0 = int(place.i0) + int(high) * Layout::rows, j0 = int(place.j0);
         const int az = Layout::a_batched ? int(place.batch) : 0,
                   bz = Layout::b_batched ? int(place.batch) : 0;
 #pragma unroll 1
@@ -69,9 +68,9 @@ __device__ __forceinline__ void copy_tiles(uint32_t room, uint32_t first, uint32
                            full = room + R::barriers + 8 * stage;
             wait_barrier(full + 8 * Stages, phase);
             arrive_expecting(full, R::stage_bytes);
-            copy_tile<R, Layout::rows, Layout::a_along_k, 1>(as, map_a, i0, k0, az, full);
-            copy_tile<R, part, Layout::b_along_k, Layout::pair>(as + R::a_bytes + from * 128, map_b,
-                                                                j0, k0, bz, full);
+            copy_tile<R, Layout::rows, Layout::a_along_k>(as, map_a, i0, k0, az, full);
+            copy_tile<R, Layout::columns, Layout::b_along_k, 128, Pair>(
+                as + R::a_bytes, map_b, j0, k0, bz, full, high, (1u << Pair) - 1);
             if (++stage == Stages) stage = 0, phase ^= 1;
         }
     }
