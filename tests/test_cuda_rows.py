@@ -729,3 +729,81 @@ def test_bits_of_norms_whose_rows_are_read_ahead(n, count, dtype, offset):
         ends.append({name: value.numpy().astype(np.float32) for name, value in step.items()})
     for name, value in ends[0].items():
         alike(value, ends[1][name])
+
+
+@pytest.mark.parametrize(
+    ("n", "count", "wide", "team"),
+    [
+        (4096, 3001, False, "16, 4, false, 8"),
+        (1544, 2113, False, "16, 2, false, 8"),  # three leaves and a part
+        (4096, 3001, True, "32, 4"),
+        (4092, 3001, False, "32, 4"),  # lines that do not end with eight
+        (2560, 3001, False, "32, 4"),  # fewer leaves than halves of warps
+        (4096, 1000, False, "32, 8"),  # rows that do not fill the processors
+    ],
+)
+def test_a_leaf_of_16_bits_is_taken_by_half_a_warp(n, count, wide, team):
+    g = aicf.Graph("norm")
+    x, w = g.input("x", (count, n), "bfloat16"), g.input("w", (n,), "bfloat16")
+    y = aicf.rms_norm(x, n, w)
+    g.output("y", aicf.cast(y, "float32") if wide else y)
+    texts = _core.cuda_programs(g._core, _core.pass_names(), 132, "sm_90a")
+    found = re.findall(r"    normalize_rows<.*?HolderOf<(.*?)>", "".join(texts))
+    assert found == [f"float, {n}, {team}"]
+
+
+PIECES = [
+    # rows, terms, processors, pieces of a block
+    (1, 32768, 132, 1),
+    (3, 40001, 132, 1),  # a part of a piece
+    (1, (1 << 23) - 5000, 4, 4),
+    (2, 70000, 132, 1),
+]
+
+
+@pytest.mark.parametrize(("count", "n", "processors", "each"), PIECES)
+def test_long_rows_are_summed_in_pieces(count, n, processors, each):
+    g = aicf.Graph("sum")
+    g.output("y", aicf.sum(g.input("x", (count, n)), 1))
+    (text,) = _core.cuda_programs(g._core, _core.pass_names(), processors, "sm_90a")
+    assert re.search(r"reduce_pieces<.*HolderOf<float, 8192, 32, 8>, (\d+),", text)[1] == str(each)
+    g = aicf.Graph("loss")
+    g.output("y", aicf.mse_loss(g.input("x", (count, n)), g.input("t", (count, n))))
+    assert "reduce_split<" in "".join(_core.cuda_programs(g._core, _core.pass_names()))
+
+
+@pytest.mark.parametrize(("count", "kernel"), [(264, "rows"), (263, "rows<.*StreamerOf")])
+def test_registers_hold_rows_that_fill_processors(count, kernel):
+    g = aicf.Graph("sum")
+    g.output("y", aicf.sum(g.input("x", (count, 16384)), 1))
+    (text,) = _core.cuda_programs(g._core, _core.pass_names(), 132, "sm_90a")
+    assert re.search(f"reduce_{kernel}", text)
+    assert ("HolderOf<float, 16384, 32, 16>" in text) == (count == 264)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32"])
+@pytest.mark.parametrize(
+    ("count", "n"), [*((count, n) for count, n, *_ in PIECES), (270, 16384), (280, 15875)]
+)
+def test_bits_of_sums_of_long_rows(count, n, dtype):
+    """Of rows that begin at multiples of 16 bytes and others."""
+    if dtype == "int32":
+        data = np.random.default_rng(n).integers(-1000, 1000, (count, n)).astype(np.int32)
+    else:
+        data = np.random.default_rng(n).standard_normal((count, n), np.float32)
+    ends = []
+    for device in ("cpu", "cuda"):
+        g = aicf.Graph("sums")
+        x = g.state("x", (count, n), data.dtype.name, init=data)
+        if dtype == "bfloat16":
+            x = aicf.cast(x, dtype)
+        values = {"sum": aicf.sum(x, 1), "part": aicf.sum(x[:, 1:], 1), "most": aicf.max(x, 1)}
+        if dtype == "float32":
+            values["mean"] = aicf.mean(x * x, 1) * 2.0 + 1.0
+        for name, value in values.items():
+            g.output(name, aicf.cast(value, "float32") if dtype == "bfloat16" else value)
+        step = g.compile(device=device)()
+        ends.append({name: value.numpy() for name, value in step.items()})
+    for name, value in ends[0].items():
+        alike(value, ends[1][name])

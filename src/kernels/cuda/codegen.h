@@ -168,11 +168,12 @@ Team team_of(const std::string& a, int64_t n, int64_t rows, const Limits& limits
 /// are done that read some inputs. Of input k the row begins at @_In<k>::at(r) and its elements lie
 /// as @_Elem<k> says. `beside`: also several elements as they are stored, as across<V> loads and
 /// open<V> makes them, those of rows side by side (@_In) or of one row (@_Elem). `own`: the input
-/// whose elements lie elsewhere by then, as filled_rows.cuh has them; -1: none.
+/// whose elements lie elsewhere by then, as filled_rows.cuh has them; -1: none. `asks`: as RowOf
+/// has it of inputs of any size.
 std::string row_struct(const LoweredOp& op, const BlockLayout& layout, const std::string& name,
                        const std::vector<int>& read, const std::vector<size_t>& steps,
                        const std::string& value, const std::string& a,
-                       const std::string& beside = "", int own = -1);
+                       const std::string& beside = "", int own = -1, bool asks = false);
 /// A function `name`<V>(block, a..., v): V elements in terms of type `a`, `value` once some steps
 /// are done, from those of the inputs that they read.
 std::string terms_text(const std::string& name, const LoweredOp& op, const BlockLayout& layout,

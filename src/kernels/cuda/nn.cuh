@@ -252,11 +252,19 @@ __device__ __forceinline__ void softmax_rows(const Grid& grid, Make make, Put pu
         });
 }
 
+/// A gradient takes the last rows first: the second cache may still hold these of what ran before.
+/// Blocks that keep rows have no register for it.
+template <class Team, class Shape>
+__device__ __forceinline__ int64_t turned(int64_t r) {
+    return Team::keeps ? r : Shape::rows - 1 - r;
+}
+
 template <class A, class Team, bool Log, class Shape, class Y, class Dy, class Put>
 __device__ __forceinline__ void softmax_bwd_rows(const Grid& grid, Y y, Dy dy, Put put) {
     extern __shared__ __align__(16) char bytes[];
     Team team{reinterpret_cast<A*>(bytes)};
-    Team::template each<Shape::rows>(grid, [&](int64_t r, bool mine) {
+    Team::template each<Shape::rows>(grid, [&](int64_t q, bool mine) {
+        const int64_t r = turned<Team, Shape>(q);
         const auto v = team.take(y(r));
         const auto g = team.take(dy(r));
         A sum;
@@ -347,7 +355,8 @@ __device__ __forceinline__ void normalize_bwd_rows(const Grid& grid, Y y, Rstd r
                                                    Put put) {
     extern __shared__ __align__(16) char bytes[];
     Team team{reinterpret_cast<A*>(bytes)};
-    Team::template each<Shape::rows>(grid, [&](int64_t r, bool mine) {
+    Team::template each<Shape::rows>(grid, [&](int64_t q, bool mine) {
+        const int64_t r = turned<Team, Shape>(q);
         const auto v = team.take(y(r));
         const auto g = team.take(dy(r));
         const A scale = rstd(r);

@@ -125,8 +125,8 @@ std::string elements_text(const LoweredOp& op, const Reduction& r, const BlockLa
     const std::string value = !op.body.empty()  ? operand_text(op, op.body[r.at].inputs[0])
                               : read.size() > 1 ? "(a0[j] - a1[j]) * (a0[j] - a1[j])"  // mse_loss
                                                 : "a0[j]";
-    return text +
-           row_struct(op, layout, "", read, steps_between(0, r.at), value, a, across ? "@_In" : "");
+    return text + row_struct(op, layout, "", read, steps_between(0, r.at), value, a,
+                             across ? "@_In" : "", -1, true);
 }
 
 /// A sum by a count; by a power of two as a product, which has the same bits and needs no division.
@@ -246,16 +246,16 @@ Tall tall_of(const LoweredOp& op, const Reduction& r, const std::vector<int>& re
 class RowStruct {
   public:
     RowStruct(const LoweredOp& op, const BlockLayout& layout, const std::string& a,
-              const std::string& beside, int own)
-        : op_(op), layout_(layout), a_(a), beside_(beside), own_(own) {}
+              const std::string& beside, int own, bool asks)
+        : op_(op), layout_(layout), a_(a), beside_(beside), own_(own), asks_(asks) {}
 
     /// An input that the row's elements are made from.
     void read(int k) {
         const View& view = op_.inputs[static_cast<size_t>(k)];
         const char* e = cuda_type(view.dtype);
         const std::string wide = cat("Wide<", e, ">"),
-                          type =
-                              cat("RowOf<", wide, ", ", e, ", @_Elem", k, ", ", alike(view), ">");
+                          type = cat("RowOf<", wide, ", ", e, ", @_Elem", k, ", ", alike(view),
+                                     asks_ ? ", true>" : ">");
         fields_ += cat("    ", type, " x", k, ";\n");
         list(makes_, cat(type, "(block.template ptr<const ", e, ">(",
                          layout_.operand[static_cast<size_t>(k)], ") + @_In", k, "::at(r))"));
@@ -362,6 +362,7 @@ class RowStruct {
     const BlockLayout& layout_;
     const std::string &a_, &beside_;
     const int own_;
+    const bool asks_;
     std::string fields_, makes_;                    // of @_Row, and what @_Make gives them
     std::string params_, operands_;                 // of make<V>
     std::string load_one_, load_some_, aligned_;    // statements; a condition
@@ -385,8 +386,8 @@ bool is_reduction(const LoweredDef& def) { return find_reducer(def.name) != null
 std::string row_struct(const LoweredOp& op, const BlockLayout& layout, const std::string& name,
                        const std::vector<int>& read, const std::vector<size_t>& steps,
                        const std::string& value, const std::string& a, const std::string& beside,
-                       int own) {
-    RowStruct row(op, layout, a, beside, own);
+                       int own, bool asks) {
+    RowStruct row(op, layout, a, beside, own, asks);
     for (int k : read) row.read(k);
     return row.text(name, steps, value);
 }
@@ -510,7 +511,11 @@ class ReduceText {
             std::min(lots_of(r_.rows * team.lanes, limits_.processors), 16 / team.lanes);
         if (leaves_ == 1 && team.warps == 1 && lots > 1) return short_rows(team, lots);
         if (leaves_ <= kWarpLeaves) return rows(team);
-        return r_.rows < enough_ / 2 && leaves_ >= kSplitLeaves ? split() : blocks();
+        if (team.side > 0 && holds_leaves() &&
+            r_.rows * leaves_ >= 2 * kFullWarps * limits_.processors)
+            return rows(team);
+        if (r_.rows >= enough_ / 2 || leaves_ < kSplitLeaves) return blocks();
+        return holds_leaves() ? pieces() : split();
     }
 
   private:
@@ -679,6 +684,25 @@ class ReduceText {
         text_.shared = static_cast<uint32_t>(team.results * a_size_);
         call_rows(team.type);
         return named("warps");
+    }
+    /// Whether registers have room for two leaves of a warp, which are read at once.
+    bool holds_leaves() const {
+        return read_.size() == 1 && r_.at <= 4 && a_size_ == 4 && limits_.most_warps >= kRowWarps;
+    }
+    KernelText pieces() {
+        // Two leaves of a warp at a time; many blocks, since all wait for the last ones.
+        const int64_t span = power_of_two_from(std::max<int64_t>(
+                          {kPieceLeaves, ceil_div(leaves_ * r_.rows, 16 * enough_),
+                           ceil_div(leaves_, kPieces)})),
+                      count = ceil_div(leaves_, span);
+        text_.blocks = r_.rows * count;
+        leave_parts(count, r_.rows);
+        text_.threads = 32 * kRowWarps;
+        text_.shared = static_cast<uint32_t>(std::max(count, 2 * kPieceLeaves) * a_size_);
+        call("reduce_pieces", "parts, counters, ",
+             cat("HolderOf<", a_, ", ", kPieceLeaves * kTreeLeaf, ", 32, ", kRowWarps, ">"), ", ",
+             span / kPieceLeaves);
+        return named("pieces");
     }
     KernelText split() {
         // Each piece is worth at least 16 leaves, and the last block joins at most 4096 of them.

@@ -96,15 +96,16 @@ struct Stored {
 };
 
 /// Element i of a row as type A; `some` gives elements i to i + V - 1, i a multiple of V. `Alike`:
-/// all rows begin at the same place of so many elements, up to 16 bytes; 0: they need not.
-template <class A, class E, class Elem, int Alike>
+/// all rows begin at the same place of so many elements, up to 16 bytes; 0: they need not. `Asks`:
+/// aligned() says for a whole row how it is read, instead of each access for itself.
+template <class A, class E, class Elem, int Alike, bool Asks = is_16_bit<E>>
 struct RowOf {
     const E* x;
     __device__ __forceinline__ explicit RowOf(const E* base) : x(base) {}
     __device__ __forceinline__ A operator()(int64_t i) const {
         return static_cast<A>(widen(x[Elem::at(i)]));
     }
-    static constexpr bool asks = is_16_bit<E> && Elem::step == 1 && Alike > 0;
+    static constexpr bool asks = Asks && sizeof(E) >= 2 && Elem::step == 1 && Alike > 0;
     template <int V>
     static constexpr int at_once = V < Alike                 ? V
                                    : Alike > 0               ? Alike

@@ -132,7 +132,7 @@ __device__ __forceinline__ void normalize_bwd_sums(const Grid& grid, A* const (&
         __syncthreads();
         const int unit = int(taken);
         if (unit >= units) break;
-        const int leaf = unit / Parts, part = unit % Parts;
+        const int leaf = leaves - 1 - unit / Parts, part = unit % Parts;
         const int64_t first = leaf * kTreeLeaf + own * Parts + part;
         Columns sums;
         Some next[pieces];

@@ -95,12 +95,14 @@ std::vector<int> row_reads(const LoweredOp& op, const RowOp& row, int position) 
 
 Team row_team(const LoweredOp& op, const RowOp& row, const Limits& limits) {
     const int64_t rows = element_count(row.others);
-    bool narrow = false;
+    bool narrow = false, wide = false;  // some elements side by side have 16 bits, some have more
     for (const auto* views : {&op.inputs, &op.outputs})
-        for (const View& view : *views)
+        for (const View& view : *views) {
+            if (view.shape.rank() != row.x->shape.rank()) continue;
             narrow =
-                narrow || (is_16_bit(view.dtype) && row.axes == 1 &&
-                           view.shape.rank() == row.x->shape.rank() && view.strides[row.axis] == 1);
+                narrow || (is_16_bit(view.dtype) && row.axes == 1 && view.strides[row.axis] == 1);
+            wide = wide || (!is_16_bit(view.dtype) && view.strides[row.axis] != 0);
+        }
     Team team = team_of(wide_type(row.x->dtype), row.n, rows, limits, narrow);
     // Two pieces of a short row to a lane, where rows are enough for half as many lanes: it
     // exchanges less to join them.
@@ -111,6 +113,16 @@ Team row_team(const LoweredOp& op, const RowOp& row, const Limits& limits) {
         half.type = cat("HolderOf<", wide_type(row.x->dtype), ", ", row.n, ", ", half.lanes,
                         ", 1, false, 8>");
         team = half;
+    }
+    // A leaf to half a warp of a block, so that a lane has 16 bytes; of softmax and gradients it is
+    // no faster.
+    const std::string_view name = row.def->name;
+    const bool halves = name == "normalize" || name == "normalize_mean" || name == "cross_entropy";
+    if (halves && narrow && !wide && team.side == 4 && row.n % 8 == 0 && team.warps > 1 &&
+        2 * team.warps <= ceil_div(row.n, kTreeLeaf)) {
+        team.side = 8;
+        team.type = cat("HolderOf<", wide_type(row.x->dtype), ", ", row.n, ", 16, ", team.warps,
+                        ", false, 8>");
     }
     keep_rows(team, op, row, rows, limits);
     return team;

@@ -12,25 +12,29 @@ namespace aicf {
 
 /// Elements of a row of N: those of lanes V t to V t + V - 1 of a leaf are thread t's. `Lanes`:
 /// threads of a leaf, fewer than a warp where V times as many hold the row, or a power of two of
-/// such lines of it, or the leaf's 128 lanes; `Warps`: of the team, whose leaves go round; `Soon`:
-/// as join_lanes has it.
+/// such lines of it, or the leaf's 128 lanes; `Warps`: of the team, so many threads of which take a
+/// leaf at a time, and those go round; `Soon`: as join_lanes has it.
 template <class A, int64_t N, int Lanes, int Warps, bool Soon, int V>
 struct Held {
     static constexpr int leaves = int((N + kTreeLeaf - 1) / kTreeLeaf),
-                         turns = (leaves + Warps - 1) / Warps,
+                         together = Warps > 1 ? Warps * 32 / Lanes : 1,  // leaves
+        turns = (leaves + together - 1) / together,
                          span = Lanes * V < int(kTreeLanes) ? Lanes * V : int(kTreeLanes),
                          lines = N >= kTreeLeaf ? 4 : int((N + span - 1) / span);
     static constexpr bool short_lines = lines > 1 && span < int(kTreeLanes);  // which halve, too
     static_assert(!short_lines || (lines & (lines - 1)) == 0);
     static constexpr bool whole =  // no thread's share reaches beyond the row
-        leaves > 1 ? N % (kTreeLeaf * Warps) == 0 : N == V * Lanes * lines;
-    static_assert(V == 4 || (leaves == 1 && N % V == 0 && Lanes * V <= kTreeLanes));
+        leaves > 1 ? N % (kTreeLeaf * together) == 0 : N == V * Lanes * lines;
+    static_assert(V == 4 || (N % V == 0 && Lanes * V <= kTreeLanes));
+    static_assert(leaves == 1 || Lanes * V == kTreeLanes);
     static constexpr int side = V;
     A a[turns][lines][V];
 
+    __device__ __forceinline__ static int leaf_of(int turn) {
+        return Warps == 1 ? turn : turn * together + int(threadIdx.x / Lanes);
+    }
     __device__ __forceinline__ static int first(int turn, int line) {
-        const int leaf = Warps == 1 ? turn : turn * Warps + int(threadIdx.x / 32);
-        return leaf * int(kTreeLeaf) + line * span + V * int(threadIdx.x % Lanes);
+        return leaf_of(turn) * int(kTreeLeaf) + line * span + V * int(threadIdx.x % Lanes);
     }
     __device__ __forceinline__ static bool has(int i) { return whole || i < int(N); }
     /// Whether a warp's row has something of a line; of the others nothing is made.
@@ -223,10 +227,11 @@ struct HolderOf {
             static_assert(leaves <= 32);
             A* const here = shared + side * leaves;
             side ^= 1;
-            const int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
+            const int lane = threadIdx.x & 31;
 #pragma unroll
             for (int turn = 0; turn < turns; turn++)
-                if (lane == 0 && turn * Warps + warp < leaves) here[turn * Warps + warp] = v[turn];
+                if (const int leaf = Row::leaf_of(turn); threadIdx.x % Lanes == 0 && leaf < leaves)
+                    here[leaf] = v[turn];
             __syncthreads();
             A mine = lane < leaves ? here[lane] : Op::missing();
 #pragma unroll
@@ -540,6 +545,86 @@ __device__ __forceinline__ void reduce_short(const Grid& grid, Make make, Put pu
             const A v = own.template reduce<Op>(held[k]);
             const int64_t r = at + k * step;
             if (r < Shape::rows && Team::leads()) put(r, v);
+        }
+    }
+}
+
+/// A row from element `begin` on.
+template <class Row>
+struct RowFrom {
+    const Row& row;
+    int64_t begin;
+    __device__ __forceinline__ auto operator()(int64_t i) const { return row(begin + i); }
+    template <int V>
+    __device__ __forceinline__ bool aligned() const {
+        return row.template aligned<V>();
+    }
+    template <int V, bool Aligned = false, class A>
+    __device__ __forceinline__ void some(int64_t i, A (&a)[V]) const {
+        row.template some<V, Aligned>(begin + i, a);
+    }
+};
+/// What `Count` parts come to, joined as the tree does by the first warp of a block.
+template <class Op, int Count, class A>
+__device__ __forceinline__ A join_parts(const A* parts) {
+    constexpr int least = (Count + 31) / 32, each = least > 8   ? 16
+                                                    : least > 4 ? 8
+                                                    : least > 2 ? 4
+                                                                : least;
+    static_assert(least <= 16);
+    A part[each];
+#pragma unroll
+    for (int i = 0; i < each; i++) {
+        const int at = int(threadIdx.x) * each + i;
+        part[i] = at < Count ? __ldcg(parts + at) : Op::missing();
+    }
+#pragma unroll
+    for (int s = 1; s < each; s *= 2)
+#pragma unroll
+        for (int i = 0; i < each; i += 2 * s) part[i] = Op::join(part[i], part[i + s]);
+#pragma unroll
+    for (int d = 1; d < 32; d *= 2)
+        part[0] = Op::join(part[0], __shfl_xor_sync(0xffffffffu, part[0], d));
+    return part[0];
+}
+
+/// reduce_split of teams that hold what they take of a row: `Each` of it one after the other.
+template <class Op, class A, class Team, int Each, class Shape, class Make, class Put>
+__device__ __forceinline__ void reduce_pieces(const Grid& grid, A* parts, uint32_t* counters,
+                                              Make make, Put put) {
+    extern __shared__ __align__(16) char shared[];
+    A* const held = reinterpret_cast<A*>(shared);
+    constexpr int64_t n = Shape::n, piece = int64_t(Team::Row::leaves) * kTreeLeaf,
+                      span = Each * piece;
+    constexpr int pieces = int((n + span - 1) / span);
+    typedef decltype(make(0)) Row;
+    Team team{held};
+    for (int64_t u = grid.block; u < Shape::rows * pieces; u += grid.blocks) {
+        const int64_t r = u / pieces, begin = (u - r * pieces) * span,
+                      end = n - begin < span ? n : begin + span;
+        const Row row = make(r);
+        Subtrees<Op, A, Each> subtrees;
+#pragma unroll 1
+        for (int64_t at = begin; at < end; at += piece)
+            if (n % piece == 0 || end - at >= piece)
+                subtrees.take(team.template reduce<Op>(team.take(RowFrom<Row>{row, at})));
+            else if constexpr (n % piece != 0) {
+                __syncthreads();  // all are done with what the team has in `held`
+                subtrees.take(block_tree<Op, A, 1>(row, at, end, held, grid.threads));
+            }
+        if (threadIdx.x == 0) parts[u] = subtrees.total();
+        if (!arrive_last(counters + r, pieces)) continue;
+        if constexpr (pieces <= 512) {
+            if (threadIdx.x < 32) {
+                const A all = join_parts<Op, pieces>(parts + r * pieces);
+                if (threadIdx.x == 0) put(r, all);
+            }
+        } else {
+            for (int i = threadIdx.x; i < pieces; i += grid.threads)
+                held[i] = __ldcg(parts + r * pieces + i);
+            join_shared<Op>(held, pieces, grid.threads);
+            if (threadIdx.x == 0) put(r, held[0]);
+            __syncthreads();
         }
     }
 }
