@@ -7,31 +7,34 @@
 
 namespace aicf {
 
-/// Adds the cuts of a warp's results, of which `Slices` warps of the block hold one each, in
-/// ascending order; true in the warp that then has the sums of all.
-template <int Slices, int Count, class A>
+/// Adds the results of one or several rounds of cuts, a warp's of the block's `Slices` in each, in
+/// ascending order: `sums` is the warp's of one round. Those of `Kept` rounds are `held` before the
+/// warps wait for one another, so that the rings of those that are ahead keep running. In the warp
+/// of slice 0 `total` has the sum of all behind the last round.
+template <int Slices, int Kept, int Rounds, int Count, class A>
 __device__ __forceinline__ void add_slices(A (&total)[Count], const A (&sums)[Count], A* held,
                                            int slice, int round, int cuts) {
-    const int lane = threadIdx.x % 32;
-    if constexpr (Slices == 1) {
+    const int lane = threadIdx.x % 32, first = round - round % Kept;
+    const auto add = [&](const A(&one)[Count], bool start) {
 #pragma unroll
-        for (int x = 0; x < Count; x++) total[x] = round == 0 ? sums[x] : total[x] + sums[x];
-    } else {
-        if (slice > 0) {
+        for (int x = 0; x < Count; x++) total[x] = start ? one[x] : total[x] + one[x];
+    };
+    if constexpr (Slices == 1) return add(sums, round == 0);
+    A* const own = held + (round % Kept * Slices + slice) * Count * 32;
 #pragma unroll
-            for (int x = 0; x < Count; x++) held[(slice * Count + x) * 32 + lane] = sums[x];
+    for (int x = 0; x < Count; x++) own[x * 32 + lane] = sums[x];
+    if (round % Kept < Kept - 1 && round < Rounds - 1) return;
+    __syncthreads();
+    if (slice == 0) {
+        const int left = cuts - first * Slices, count = left < Kept * Slices ? left : Kept * Slices;
+        for (int s = 0; s < count; s++) {
+            A one[Count];
+#pragma unroll
+            for (int x = 0; x < Count; x++) one[x] = held[(s * Count + x) * 32 + lane];
+            add(one, first + s == 0);
         }
-        __syncthreads();
-        if (slice == 0) {
-#pragma unroll
-            for (int x = 0; x < Count; x++) {
-                total[x] = round == 0 ? sums[x] : total[x] + sums[x];
-                for (int s = 1; s < Slices && round + s < cuts; s++)
-                    total[x] += held[(s * Count + x) * 32 + lane];
-            }
-        }
-        __syncthreads();
     }
+    __syncthreads();
 }
 
 /// A stage of a warp's ring: of 32 wide rows, and of the thin ones behind them, some elements of k.
@@ -131,7 +134,11 @@ __device__ __forceinline__ void each_thin(const Grid& grid, const E* thin, const
     constexpr auto steps_of = [](int length) { return (length + Stage::depth - 1) / Stage::depth; };
     static_assert(Shape::k % (2 * Stage::per) == 0 && cut % Stage::depth % (2 * Stage::per) == 0);
     extern __shared__ __align__(128) char thin_room[];
-    __shared__ A held[Groups][Slices * Count * 32];
+    // Sums of as many rounds as 8 KiB hold, of all groups.
+    constexpr int round_bytes = Groups * Slices * Count * 32 * int(sizeof(A));
+    constexpr int room_of = 8192 / round_bytes > 1 ? 8192 / round_bytes : 1;
+    constexpr int kept = room_of < rounds ? room_of : rounds;
+    __shared__ A held[Groups][kept * Slices * Count * 32];
     const int warp = threadIdx.x / 32, group = warp / Slices, slice = warp % Slices;
     const auto room =
         static_cast<uint32_t>(__cvta_generic_to_shared(thin_room)) + warp * (Stages * Stage::bytes);
@@ -197,7 +204,7 @@ __device__ __forceinline__ void each_thin(const Grid& grid, const E* thin, const
                 multiply(sums, room + s % Stages * Stage::bytes,
                          left < Stage::depth ? left : Stage::depth);
             }
-            add_slices<Slices>(total, sums, held[group], slice, round, cuts);
+            add_slices<Slices, kept, rounds>(total, sums, held[group], slice, round, cuts);
         }
         if (slice == 0) finish(batch, w0, total);
     }
