@@ -435,7 +435,8 @@ def test_copies_of_lines_that_begin_anywhere(k, step, math, make_rng):
 @pytest.mark.parametrize("layout", ["plain", "a_turned", "b_turned", "both_turned"])
 @pytest.mark.parametrize(
     "sizes",
-    [(5, 1000, 2048), (1, 1030, 1040), (1, 2054, 2080), (616, 8, 4096), (3, 333, 1072)],
+    [(5, 1000, 2048), (1, 1030, 1040), (1, 2134, 2080), (616, 8, 4096), (3, 333, 1072)]
+    + [(3, 12704, 160)],  # warps of 16 rows, 16, 32, 16, 16 and, many, 16
     ids=str,
 )
 def test_few_rows(sizes, name, layout, make_rng):

@@ -25,11 +25,6 @@ __device__ __forceinline__ void copy_async_filled(uint32_t to, const void* from,
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
                  : "memory");
 }
-/// Of an operand that the second cache does not hold, which brings what lies around it, too.
-__device__ __forceinline__ void copy_async_far(uint32_t to, const void* from) {
-    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" ::"r"(to), "l"(from)
-                 : "memory");
-}
 /// The same of 4 bytes.
 __device__ __forceinline__ void copy_async_word(uint32_t to, const void* from, int bytes) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(bytes)

@@ -480,13 +480,18 @@ class ProductText : Gemm {
             return cat("    __device__ __forceinline__ static int64_t ", name,
                        "(int64_t batch) { return @_", first ? "A" : "B", "::at(batch); }\n");
         };
+        // A warp takes 32 wide rows, or 16 where else half of the processors had no block, or where
+        // a cut is all of k and single warps cannot ask for as much as the memory brings.
+        const int64_t slices = std::min<int64_t>(cuts, 8),
+                      blocks_of_32 = batches * ceil_div(count, 32);
+        const bool few_blocks = 2 * blocks_of_32 <= limits_.processors,
+                   single_warps = slices == 1 && blocks_of_32 >= 3 * limits_.processors;
+        const int64_t lines = along_k && (few_blocks || single_warps) ? 16 : 32;
         text_.body += cat(
-            "struct @_Thin {\n", number_text("rows", rows), number_text("wide", count),
-            number_text("wide_step", step), number_text("thin_row", thin_row),
-            number_text("thin_col", thin_col), flag_text("along_k", along_k),
-            flag_text("begins", begins),
-            flag_text("far",
-                      batches * count * k * static_cast<int64_t>(dtype_size(a.dtype)) > kFarBytes),
+            "struct @_Thin {\n", number_text("rows", rows), number_text("lines", lines),
+            number_text("wide", count), number_text("wide_step", step),
+            number_text("thin_row", thin_row), number_text("thin_col", thin_col),
+            flag_text("along_k", along_k), flag_text("begins", begins),
             flag_text("packs", step % pack == 0 && (along_k || count % pack == 0)),
             flag_text("thin_packs", thin_col == 1 && (rows == 1 || thin_row % pack == 0)),
             place("thin_at", !side), place("wide_at", side),
@@ -494,8 +499,7 @@ class ProductText : Gemm {
             "P& to, int64_t batch, int64_t t, int64_t w, const T (&v)[1]) {\n        to(batch, ",
             side ? "w, t" : "t, w", ", v);\n    }\n};\n");
         // Blocks of up to 8 warps, small enough that all processors have two.
-        constexpr int64_t lines = 32, room = 96 << 10, alone = 200 << 10;
-        const int64_t slices = std::min<int64_t>(cuts, 8);
+        constexpr int64_t room = 96 << 10, alone = 200 << 10;
         int64_t groups = std::max<int64_t>(8 / slices, 1);
         const auto blocks = [&] { return batches * ceil_div(count, lines * groups); };
         while (groups > 1 && blocks() < 2 * limits_.processors) groups /= 2;
@@ -517,8 +521,7 @@ class ProductText : Gemm {
                           side ? "1, x0" : "0, x1", ");\n}\n");
     }
 
-    // ---- by small tiles
-    // --------------------------------------------------------------------------
+    // ---- by small tiles -------------------------------------------------------------------------
 
     void add_near() {
         const Choice& choice = *choice_;

@@ -1,5 +1,5 @@
-// Products of which one side has few rows, at most 8: a warp brings its 32 rows of the other side,
-// the wide one, through a ring of its own in shared memory, each element once. Thin says which
+// Products of which one side has few rows, at most 8: a warp brings its rows of the other side, the
+// wide one, through a ring of its own in shared memory, each element once. Thin says which
 // operand is which: T thin rows, the strides of both, and by put() where a result belongs.
 #pragma once
 
@@ -37,7 +37,8 @@ __device__ __forceinline__ void add_slices(A (&total)[Count], const A (&sums)[Co
     __syncthreads();
 }
 
-/// A stage of a warp's ring: of 32 wide rows, and of the thin ones behind them, some elements of k.
+/// A stage of a warp's ring: of 32 or 16 wide rows, and of the thin ones behind them, some elements
+/// of k.
 /// Wide lines are 128 bytes along k, or where the rows' axis lies side by side the 32 rows of one
 /// k; cells of 16 bytes are permuted so that what lanes read together meets no bank twice.
 template <class Thin, class E>
@@ -45,9 +46,10 @@ struct ThinStage {
     static constexpr int per = 16 / int(sizeof(E));  // elements of a cell
     static constexpr int line = Thin::along_k ? 128 : 32 * int(sizeof(E));
     static constexpr int depth = Thin::along_k ? 8 * per : 32;  // of k
-    static constexpr int lines = 32, thin_line = depth * int(sizeof(E));
+    static constexpr int lines = int(Thin::lines), thin_line = depth * int(sizeof(E));
     static constexpr int wide_bytes = lines * line,
                          bytes = wide_bytes + int(Thin::rows) * thin_line;
+    static_assert(lines == 32 || (lines == 16 && Thin::along_k));
     static_assert(line == 64 || line == 128);
     static_assert(thin_line == 64 || thin_line == 128);
 
@@ -65,11 +67,7 @@ struct ThinStage {
     __device__ __forceinline__ static void bring(uint32_t to, const E* from, int64_t step,
                                                  bool together, int64_t exist = per) {
         if (together) {
-            if constexpr (Thin::far)
-                copy_async_far(to, from);
-            else
-                copy_async_filled(to, from, 16);
-            return;
+            return copy_async_filled(to, from, 16);
         }
         union {
             E each[per];
@@ -118,16 +116,17 @@ struct ThinStage {
     }
 };
 
-/// What the blocks of a thin product do: `Groups` times 32 wide rows each, of which `Slices` warps
-/// take one cut of k at a time. multiply(sums, stage, depth) adds
-/// `depth` of k to a warp's sums, finish(batch, w0, total) takes those of all cuts.
+/// What the blocks of a thin product do: `Groups` times the rows of a stage each, of which `Slices`
+/// warps take one cut of k at a time. multiply(sums, stage, depth) adds `depth` of k to a warp's
+/// sums, finish(batch, w0, total) takes those of all cuts.
 template <class Thin, int Groups, int Slices, int Stages, int Count, class Shape, class A, class E,
           class Multiply, class Finish>
 __device__ __forceinline__ void each_thin(const Grid& grid, const E* thin, const E* wide,
                                           bool wide_is_late, const Multiply& multiply,
                                           const Finish& finish) {
     typedef ThinStage<Thin, E> Stage;
-    constexpr int64_t blocks_of = (Thin::wide + 32 * Groups - 1) / (32 * Groups);
+    constexpr int64_t lines = Thin::lines;
+    constexpr int64_t blocks_of = (Thin::wide + lines * Groups - 1) / (lines * Groups);
     constexpr int cut = int(Shape::chunk < Shape::k ? Shape::chunk : Shape::k);
     constexpr int cuts = int((Shape::k + cut - 1) / cut), last = int(Shape::k) - (cuts - 1) * cut;
     constexpr int rounds = (cuts + Slices - 1) / Slices;
@@ -150,7 +149,7 @@ __device__ __forceinline__ void each_thin(const Grid& grid, const E* thin, const
         if (mine < cuts) all += steps_of(mine == cuts - 1 ? last : cut);
     }
     for (int64_t u = grid.block; u < Shape::batches * blocks_of; u += grid.blocks) {
-        const int64_t batch = u / blocks_of, w0 = (u % blocks_of * Groups + group) * 32;
+        const int64_t batch = u / blocks_of, w0 = (u % blocks_of * Groups + group) * lines;
         const E* const tp = thin + Thin::thin_at(batch);
         const E* const wp = wide + Thin::wide_at(batch);
         const bool packs = Thin::packs && aligned16(wp);
@@ -219,12 +218,13 @@ __device__ __forceinline__ void gemm_thin_mma(const Grid& grid, const Put& put, 
     constexpr bool tf32 = same_type<As, Tf32>;
     static_assert(Thin::along_k || !tf32);
     const int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
-    const auto multiply = [&](float (&sums)[8], uint32_t stage, int depth) {
-        float (&acc)[2][4] = reinterpret_cast<float (&)[2][4]>(sums);
+    constexpr int tiles = Stage::lines / 16, count = 4 * tiles;
+    const auto multiply = [&](float (&sums)[count], uint32_t stage, int depth) {
+        float (&acc)[tiles][4] = reinterpret_cast<float (&)[tiles][4]>(sums);
         const auto step = [&](int s, uint32_t b0, uint32_t b1) {
             if (2 * s * Stage::per >= depth) return;
 #pragma unroll
-            for (int t = 0; t < 2; t++) {
+            for (int t = 0; t < tiles; t++) {
                 uint32_t a[4];
                 if constexpr (Thin::along_k)
                     load_matrices<false>(
@@ -252,17 +252,17 @@ __device__ __forceinline__ void gemm_thin_mma(const Grid& grid, const Put& put, 
             step(s + 1, b[2], b[3]);
         }
     };
-    const auto finish = [&](int64_t batch, int64_t w0, const float (&total)[8]) {
+    const auto finish = [&](int64_t batch, int64_t w0, const float (&total)[count]) {
 #pragma unroll
-        for (int x = 0; x < 8; x++) {
+        for (int x = 0; x < count; x++) {
             const int64_t w = w0 + 16 * (x / 4) + g + 8 * (x / 2 % 2);
             const int t = 2 * q + x % 2;
             const float one[1] = {total[x]};
             if (w < Thin::wide && t < Thin::rows) Thin::put(put, batch, t, w, one);
         }
     };
-    each_thin<Thin, Groups, Slices, Stages, 8, Shape, float>(grid, thin, wide, put.b_is_late(),
-                                                             multiply, finish);
+    each_thin<Thin, Groups, Slices, Stages, count, Shape, float>(grid, thin, wide, put.b_is_late(),
+                                                                 multiply, finish);
 }
 
 /// In the order chain(c), where k lies side by side: a lane takes one wide row.
@@ -284,7 +284,7 @@ __device__ __forceinline__ void gemm_thin_chain(const Grid& grid, const Put& put
         for (int c = 0; c < Stage::depth / 4; c++) {
             if (4 * c >= depth) return;
             float of_wide[4], of_thin[4];
-            read(of_wide, stage + Stage::wide_at(lane, c));
+            read(of_wide, stage + Stage::wide_at(lane % Stage::lines, c));
 #pragma unroll
             for (int t = 0; t < rows; t++) {
                 read(of_thin, stage + Stage::thin_at(t, c));
@@ -297,7 +297,8 @@ __device__ __forceinline__ void gemm_thin_chain(const Grid& grid, const Put& put
 #pragma unroll
         for (int t = 0; t < rows; t++) {
             const float one[1] = {total[t]};
-            if (w0 + lane < Thin::wide) Thin::put(put, batch, t, w0 + lane, one);
+            if (lane < Stage::lines && w0 + lane < Thin::wide)
+                Thin::put(put, batch, t, w0 + lane, one);
         }
     };
     each_thin<Thin, Groups, Slices, Stages, rows, Shape, float>(grid, thin, wide, put.b_is_late(),
