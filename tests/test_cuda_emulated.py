@@ -277,9 +277,9 @@ from aicf import _core
 _core.narrow_any_size(True)
 rng, passes = np.random.default_rng(0), _core.pass_names()
 for math, (m, n, k), turned, name, part in (
-    ("bf16", (1288, 136, 384), True, "64x64_copies", "rows"),
-    ("bf16", (1160, 136, 512), False, "128x128_own_copies", "rows"),
-    ("bf16", (136, 2056, 256), False, "128x64_copies", "columns"),
+    ("bf16", (1160, 136, 512), True, "64x64_copies", "rows"),
+    ("bf16", (2184, 136, 512), False, "128x128_own_copies", "rows"),
+    ("bf16", (136, 1160, 512), False, "128x128_pair_copies", "columns"),
     ("bf16", (136, 136, 4104), True, "128x256_pair_copies", "terms"),
 ):
     shapes = {"a": (k, m) if turned else (m, k), "b": (k, n)}
@@ -310,7 +310,7 @@ def test_what_is_copied_beside_products(folder, order):
     assert done.stdout.splitlines() == [
         "bf16 64x64_copies rows True",
         "bf16 128x128_own_copies rows True",
-        "bf16 128x64_copies columns True",
+        "bf16 128x128_pair_copies columns True",
         "bf16 128x256_pair_copies terms True",
     ], done.stdout + done.stderr  # fmt: skip
 

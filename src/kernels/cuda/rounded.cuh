@@ -229,8 +229,7 @@ struct Pieces {
     static constexpr int64_t rest_of_a = (Copied<A>::tiles - Copied<A>::first + rest_lots - 1) /
                                          rest_lots * rest_lots,
                              rest = rest_of_a + Copied<B>::tiles - Copied<B>::first;
-    static constexpr int rest_turn =
-        8;  // tiles of a piece of the rest: the last ones are waited for
+    static constexpr int rest_turn = 8;  // tiles of a piece, a few: the last ones are waited for
     static constexpr int64_t rest_count = (rest + rest_turn - 1) / rest_turn;
 };
 
