@@ -322,6 +322,40 @@ def test_what_is_read_early_is_not_written_before(driver):
     assert again == ", ".join(said[op] for op in (1, 3, 4) for times in range(1 + 12))
 
 
+NEIGHBOURS = """
+import tempfile
+import aicf
+from aicf import _core
+steps = []
+for seed in range(2):
+    g = aicf.Graph("net")
+    h = g.input("x", (8, 64))
+    for i in range(3):
+        h = g.dense(str(i), h, 64)
+    g.minimize(aicf.mean(h * h), aicf.optim.Adam())
+    if {compiles}:
+        _core.cuda_cubins(_core.cuda_programs(g._core, _core.pass_names()), "sm_90a")
+    else:
+        steps.append(g.compile(device="cuda", seed=seed))
+if steps:
+    with tempfile.TemporaryDirectory() as folder:
+        steps[0].save(folder + "/step")
+        steps[1].load(folder + "/step")
+    for name, x in steps[0].params.items():
+        assert (x.numpy() == steps[1].params[name].numpy()).all(), name
+"""
+
+
+def test_no_copy_goes_beyond_an_allocation(driver):
+    """Small ones to neighbours are joined, but memory of others may lie right behind."""
+    subprocess.run(
+        [sys.executable, "-c", NEIGHBOURS.format(compiles=True)],
+        env={**os.environ, "AICF_CACHE_DIR": str(driver / "cache")},
+        check=True,
+    )
+    run(driver, NEIGHBOURS.format(compiles=False), FAKE_CUDA_NEIGHBOURS=1 << 30)
+
+
 def test_every_call_fails_once(driver):
     """A typed error or a result, no memory kept, and the next step succeeds."""
     total = run(driver)[1]["calls"]

@@ -702,8 +702,13 @@ class HorizontalFusion : Groups {
         return true;
     }
 
+    /// Numbers that a step begins with, wherever they stand, come behind what takes longer.
     LoweredOp compose(const std::vector<int>& members, int, int) const override {
-        return group_of(ops_, members);
+        std::vector<int> order = members;
+        if (machine_.pace())
+            std::stable_partition(order.begin(), order.end(),
+                                  [&](int member) { return !is_early(member); });
+        return group_of(ops_, order);
     }
 
     std::vector<char> is_param_, is_leaf_;  // by value

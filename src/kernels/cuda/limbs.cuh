@@ -129,7 +129,8 @@ __device__ __forceinline__ void gemm_limbs(const Grid& grid, const Put& put, con
         __syncthreads();
     if (warp < 4) {
         if constexpr (R::deals)
-            asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(R::producer_registers + Ready::more));
+            asm volatile(
+                "setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(R::producer_registers + Ready::more));
         if (leads_copies(warp)) {
             ready();
             copy_limbs<Layout, Shape, CopyA, CopyB, Place>(grid, room, map_a, map_b, ready);
@@ -140,7 +141,8 @@ __device__ __forceinline__ void gemm_limbs(const Grid& grid, const Put& put, con
         __syncwarp();
     } else {
         if constexpr (R::deals)
-            asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(R::consumer_registers - Ready::more / 2));
+            asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(R::consumer_registers -
+                                                                     Ready::more / 2));
         const uint32_t mine_room = room + R::staging + (warp - 4) * R::warp_bytes;
         const uint32_t high = Pair > 1 ? cluster_rank() : 0;
         const bool packed = put.packed();
