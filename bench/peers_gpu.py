@@ -23,7 +23,8 @@ CONFIGS = {
     "784-512-512-10 b128 ce": ((784, 512, 512, 10), 128, "ce"),
 }
 # Nets of three layers and Adam, by width and batch; and the one above.
-SWEEP = [((width,) * 3 + (10,), rows) for width in (64, 128, 256, 512, 1024) for rows in (16, 128)]
+WIDTHS, BATCHES = (32, 64, 128, 256, 512, 1024), (16, 128, 1024)
+SWEEP = [((width,) * 3 + (10,), rows) for width in WIDTHS for rows in BATCHES]
 SWEEP.append(((784, 512, 512, 10), 128))
 REPEAT = 9
 
