@@ -127,8 +127,8 @@ bool gemm_adds_wide(const LoweredOp& op, const Limits& limits) {
     if (!is_one_product(op)) return false;
     const Gemm gemm(op);
     const std::vector<Choice> choices = gemm.choices(limits);
-    return is_16_bit(gemm.a.dtype) && !choices.empty() && choices[0].tiling->pair > 0 &&
-           choices[0].tiles >= turns * limits.processors;
+    return is_16_bit(gemm.a.dtype) && !choices.empty() && !choices[0].thin &&
+           choices[0].tiling->pair > 0 && choices[0].tiles >= turns * limits.processors;
 }
 
 bool gemm_leaves_room(const LoweredOp& op, const Limits& limits) {
