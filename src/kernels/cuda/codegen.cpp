@@ -334,10 +334,16 @@ KernelText group_text(const LoweredOp& op, const Limits& limits) {
         }
         calls += calls_of(kind);
     }
-    if (limits.major == 9 && std::any_of(op.members.begin(), op.members.end(), updates_product))
-        text.resident = static_cast<int>(std::max<int64_t>(
-            1, (text.includes.contains("near_mma.cuh") ? kTensorUpdateThreads : kUpdateThreads) /
-                   text.threads));
+    const auto narrow = [](const LoweredOp& one) {
+        return updates_product(one) && is_16_bit(one.inputs[0].dtype);
+    };
+    if (limits.major == 9 && std::any_of(op.members.begin(), op.members.end(), updates_product)) {
+        const int64_t room = text.includes.contains("near_mma.cuh") ? kTensorUpdateThreads
+                             : std::any_of(op.members.begin(), op.members.end(), narrow)
+                                 ? kNarrowUpdateThreads
+                                 : kUpdateThreads;
+        text.resident = static_cast<int>(std::max<int64_t>(1, room / text.threads));
+    }
     text.begins = true;
     text.body += body_head() + "    const uint32_t b = grid.block;\n" + calls + "}\n";
     return text;

@@ -34,6 +34,7 @@ constexpr int kGroupThreads = 256;  // of a group's blocks; the more, the fewer 
 /// tiles of 64x64 of a layer of 1024 run at once (with 168 its step took an H200 10 us more).
 constexpr int64_t kUpdateThreads = 512;
 constexpr int64_t kTensorUpdateThreads = 640;  // the same, where tensor cores make the gradients
+constexpr int64_t kNarrowUpdateThreads = 384;  // where 16 bits are multiplied without: none spill
 
 /// One kernel as text, with how it is launched. "@" in `body` stands for the entry's symbol. The
 /// text defines `void @_body(const Block<n>&, const Grid&)`, right for any number of blocks with no
