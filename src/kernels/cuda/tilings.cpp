@@ -373,13 +373,15 @@ void add_near(const Problem& p, const Limits& limits, std::vector<Choice>& choic
             choice.groups = groups;
             const int64_t resident = std::max(t.resident / groups, 1),
                           each = ceil_div(choice.tiles, processors);
-            // Of 8x4 results of a thread, whose warps need all of a quarter's registers.
-            if (t.part_m == 8 && (groups == 1 || each > 1)) continue;
+            if (t.part_m == 8 && groups == 1) continue;
             const auto depth = static_cast<double>(terms);
             const auto beside = static_cast<double>(std::min(each, resident));
             choice.cycles = static_cast<double>(ceil_div(each, resident)) *
                             (start + depth * std::max(t.alone + t.share * groups * beside,
                                                       t.part_m == 4 && t.threads == 32 ? lone : 0));
+            // Of 8x4 results of a thread, whose warps need all of a quarter's registers: where
+            // blocks are more than processors, by name alone.
+            if (t.part_m == 8 && each > 1) choice.cycles *= 1000;
             choices.push_back(choice);
         }
 }
