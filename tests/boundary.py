@@ -34,7 +34,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SEED = 16
 GRAPHS = {
     "mlp": 480, "product": 680, "conv": 320, "attention": 320, "rows": 320, "groups": 80,
-    "reduce": 440, "pointwise": 300, "movement": 240, "ops": 300,
+    "reduce": 440, "pointwise": 300, "movement": 240, "ops": 300, "reuse": 120,
 }  # fmt: skip
 THREADS = (1, 2, 3, 8)
 MODES = ("eager", "captured", "replay")

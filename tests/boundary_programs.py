@@ -180,6 +180,9 @@ def laid(g, f, name, shape, how, dtype, kind="input", data="normal"):
         return f.permute(make((*lead, cols, rows)), axes)
     if how == "cut":
         return make((*lead, rows + 3, cols + 5))[..., 2 : rows + 2, 1 : cols + 1]
+    if how.startswith("off"):  # by so many elements, in lines of whole 16 bytes
+        begin = int(how[3:])
+        return make((*lead, rows, -(-(cols + begin) // 8) * 8))[..., begin : begin + cols]
     if how == "stepped":
         return make((*lead, rows, 2 * cols))[..., ::2]
     if how.startswith("paged"):
@@ -713,6 +716,79 @@ def movement(f, g, c):
     return f.mean(y * y) if c["ends"] != "forward" else None
 
 
+# ---- values that several steps read
+
+REUSES = (
+    "act", "act", "two", "two", "vector", "soft", "norm", "fold", "across", "cast", "product"
+)  # fmt: skip
+LIES = ("plain", "plain", "off1", "off2", "off4", "off8", "cut", "turned", "stepped")
+
+
+def draw_reuse(rng, target):
+    """Any value may be read before and after rows, sums and products that it goes into."""
+    c = base(rng, "reuse", target, ("float32", "float32", "bfloat16", "float16", "float64"))
+    size = size_of(c["dtype"])
+    n = rng.near("rows.terms", size, 2100 if rng.integers(3) else 150)
+    rows = rng.near("rows.rows", size, 40) if rng.integers(2) else int(rng.integers(1, 300))
+    drawn = []
+    for there in range(2, 2 + int(rng.integers(2, 8))):
+        x, y = (int(rng.integers(max(there - 4, 0), there)) for _ in "xy")
+        drawn.append([str(rng.pick(*REUSES)), x, y, int(rng.integers(12)), bool(rng.integers(4))])
+    return c | {
+        "ends": str(rng.pick("forward", "gradients")), "rows": min(rows, max(40_000 // n, 1)),
+        "n": n, "lies": [str(rng.pick(*LIES)) for _ in range(2 + len(drawn))], "steps": drawn,
+    }  # fmt: skip
+
+
+def reuse(f, g, c):
+    n, dtype = c["n"], c["dtype"]
+    shape = (c["rows"], n)
+    values = [laid(g, f, f"x{i}", shape, c["lies"][i], dtype) for i in range(2)]
+    for at, (kind, first, second, which, inner) in enumerate(c["steps"]):
+        x, y = values[first], values[second]
+        how = c["lies"][2 + at]
+        if kind == "act":
+            x = activate(f, ACTIVATIONS[which % len(ACTIVATIONS)], x)
+        elif kind == "two":
+            x = (x + y, x * y, x - y, f.maximum(x, y))[which % 4]
+        elif kind == "vector":
+            lines = [shape, (c["rows"], 1), (n,), (n,)][which % 4]
+            w = laid(g, f, f"v{at}", lines if len(lines) > 1 else (1, n), how, dtype)
+            x = (x + w, x * w, w - x)[which % 3]
+        elif kind == "soft":
+            x = (f.softmax, f.log_softmax)[which % 2](x, -1 if which < 10 else 0)
+        elif kind == "norm":
+            w = [f.reshape(laid(g, f, f"w{at}", (1, n), how, dtype), (n,))] if which % 3 else []
+            x = (f.layer_norm, f.rms_norm)[which % 2](x, n, *w)
+        elif kind in ("fold", "across"):
+            reduced = getattr(f, REDUCERS[which % 5])(x, -1 if kind == "fold" else 0, keepdims=True)
+            if which % 2:
+                g.output(f"r{at}", reduced)
+            x = (x - reduced, reduced * y, f.relu(reduced) + y)[which % 3]
+        elif kind == "cast":
+            other = f.cast(x, "float32" if dtype != "float32" else "bfloat16")
+            g.output(f"c{at}", other)
+            x = f.cast(f.tanh(other), dtype)
+        elif n <= 150:
+            x = f.matmul(x, laid(g, f, f"m{at}", (n, n), how, dtype, data="fan")) + y
+        values.append(x)
+        if not inner:
+            g.output(f"y{at}", x)
+    g.output("y", values[-1])
+    if c["ends"] == "forward":
+        return None
+    read = {first for _, first, *_ in c["steps"]}
+    ends = [v for i, v in enumerate(values) if i not in read or i + 1 == len(values)]
+    loss = f.mean(ends[-1] * ends[-1])
+    for value in [*ends[:-1], *values[:2]]:
+        loss = loss + f.sum(value) * 0.5
+    return loss
+
+
+def check_bits_alone(case, found):
+    """Of long programs in 16 bits float64 says little; they are as without passes."""
+
+
 # ---- every op of the table, one axis long
 
 LONG = (8, 16, 64, 128, 256, 512)
@@ -788,4 +864,5 @@ FAMILIES = {
     "pointwise": Family(("program.",), draw_pointwise, pointwise),
     "movement": Family(("copy.", "random.", "take_bwd.", "cumsum."), draw_movement, movement),
     "ops": Family(("none",), draw_ops, ops, check_ops),
+    "reuse": Family(("none",), draw_reuse, reuse, check_bits_alone),
 }

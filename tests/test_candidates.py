@@ -171,6 +171,22 @@ def test_a_choice_of_another_device():
         g.compile(device="cpu", candidates={signature: names[0]})
 
 
+@pytest.mark.parametrize("op", ["product", "attention"])
+def test_operands_off_16_bytes_have_a_signature_of_their_own(op):
+    """The copy engine does not read them: what is chosen for the others is no kernel of theirs."""
+    g = aicf.Graph("views")
+    for i in range(2):
+        if op == "product":
+            x = g.input(f"x{i}", (512, 264), "bfloat16")[:, i : 256 + i]
+            g.output(f"y{i}", aicf.matmul(x, g.input(f"w{i}", (256, 256), "bfloat16")))
+        else:
+            x = g.input(f"x{i}", (2, 8, 256, 72), "bfloat16")[..., i : 64 + i]
+            g.output(f"y{i}", aicf.scaled_dot_product_attention(x, x, x))
+    chosen = {signature: names[0] for signature, names in known(g).items()}
+    assert any("wgmma" in name for name in chosen.values())
+    assert len(kernels(g, chosen)) == 2
+
+
 def test_other_ops_are_left_alone():
     step = build(8, 8, 8).compile(device="cpu", candidates={"gemm of another graph": "64x64"})
     assert step.plan.candidates == {}

@@ -315,6 +315,11 @@ def test_what_is_copied_beside_products(emulated, order):
     ], done.stdout + done.stderr  # fmt: skip
 
 
+def test_sizes_around_what_is_copied_beside(emulated):
+    out = run(emulated, 9, 3, "tests/test_cuda_copies.py", "-k", "nnn or ptn")
+    assert "6 passed" in out
+
+
 COLUMNS = """
 import sys
 

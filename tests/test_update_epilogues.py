@@ -212,6 +212,35 @@ def test_bits_are_those_of_launches_apart(rows, widths, math, optimizer):
 
 
 @pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("rows", "widths", "math"),
+    [
+        (1016, (256, 256, 256, 10), "fp32"),
+        (1024, (256, 256, 256, 10), "fp32"),
+        (1024, (240, 256, 10), "fp32"),
+        (16, (2030, 2030, 10), "fp32"),
+        (504, (512, 512, 512, 10), "tf32"),
+        (512, (512, 512, 512, 10), "tf32"),
+        (1024, (64, 96, 10), "mixed"),
+        (1032, (64, 96, 10), "mixed"),
+        (16, (1024, 1024, 1024, 10), "tf32"),
+        (128, (64,) * 8 + (10,), "fp32"),  # several launches of updates
+        (128, (64,) * 16 + (10,), "mixed"),
+    ],
+)
+def test_bits_at_the_sizes_that_decide(rows, widths, math):
+    """Whether updates stand behind what makes their gradients, and in how many launches."""
+    g, feed = graph_of(rows, widths)
+    want, got = (
+        bits(g.compile(device="cuda", seed=1, math=math, passes=passes), feed)
+        for passes in ((), ALL)
+    )
+    for name, value in want.items():
+        assert_bits(got[name], value, name)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("math", ["fp32", "tf32", "mixed"])
 def test_bits_of_every_kernel_of_a_gradient(math):
     g, feed = graph_of(300, (132, 72, 10))

@@ -108,11 +108,10 @@ std::string signature(const LoweredOp& op) {
     if (op.body.empty()) text += " " + to_string(op.attrs);
     const auto operand_text = [&](const View& view) {
         const int64_t past = view.offset * dtype_size(view.dtype) % 16;
-        return layout_text(view) +
-               (anchor(op).gemm && past ? cat(" ", past, " bytes past 16") : "");
+        return layout_text(view) + (past ? cat(" ", past, " bytes past 16") : "");
     };
     return text + cat(" (", joined(op.inputs, operand_text), ") -> (",
-                      joined(op.outputs, layout_text), ")");
+                      joined(op.outputs, operand_text), ")");
 }
 
 std::string to_text(const Lowered& lowered) {
