@@ -38,7 +38,7 @@ def _branches(text, name, count):
     }
     event = re.compile(
         rf"(?:if \(([^{{;]*?)\) )?(?:{{  // node.*\n *{name}_(\d+)_body\(.*(?:{team}|ahead\d+\))"
-        r"|wait_for\((\d+), (\d+)\))"
+        r"|(?:wait_for|meet_at)\((\d+), (\d+)\))"
     )
     parts = re.split(r"^ {8}(?:} else )?(?:if \((.*)\) )?{\n", loop, flags=re.MULTILINE)
     left, branches = range(count), []
@@ -58,6 +58,20 @@ def _branches(text, name, count):
         branches.append((own, events))
     assert not left, "some warps do nothing"
     return branches
+
+
+def aligned_from_several(text):
+    """The barriers of a step or a loop to which warps come by `bar.sync` from several branches."""
+    entry = text[text.index("__shfl_sync(~0u, threadIdx.x / 32, 0)") :]
+    places = {}
+    for branch, part in enumerate(re.split(r"^ {8}} else ", entry, flags=re.MULTILINE)):
+        for wait, barrier in re.findall(r"(wait_for|meet_at)\((\d+), ", part):
+            places.setdefault(barrier, set()).add((branch, wait))
+    return [
+        barrier
+        for barrier, waits in places.items()
+        if len(waits) > 1 and any(wait == "wait_for" for _, wait in waits)
+    ]
 
 
 def _events(text, name, count, steps):

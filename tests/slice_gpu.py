@@ -11,8 +11,10 @@ a sanitizer's time. Prints how many of its part's graphs ran in the time given; 
 tests' business.
 --kernels: a product by each kernel that can compute it, for every kind of operands;
 --compile: only fills the cache of kernels, for a run to come; --list: only prints what would run;
---only PATTERN: of those names. racecheck of 2025.3.1 reports right programs, too, as
-tests/racecheck.cu shows; see docs/architecture.md.
+--only PATTERN: of those names; --first N: without the first of a part, for what comes behind one
+that lost the device. racecheck of 2025.3.1 reports right programs, too, as tests/racecheck.cu
+shows, and memcheck where it looks for the order of streams, as tests/memcheck.cu does; see
+docs/architecture.md.
 """
 
 import argparse
@@ -230,7 +232,13 @@ def families():
 
 
 SLOW = 2.0  # seconds that are worth a line
-TOOLS = ["racecheck", "memcheck", "synccheck"]
+LOST = "the device is lost: "
+TOOLS = {  # what each is run with
+    "racecheck": [],
+    # It takes the branches of a graph for unordered with what its stream does before and behind.
+    "memcheck": ["--track-stream-ordered-races", "no"],
+    "synccheck": [],
+}
 KINDS = [  # dtype of operands, mode of the product
     ("bfloat16", "fp32"),
     ("float16", "fp32"),
@@ -279,18 +287,29 @@ def named(options):
 
 
 def watched(tool, kernels, part, options):
-    """How many errors a tool reports in a part, and how many graphs ran."""
-    command = [options.sanitizer, "--tool", tool, "--print-limit", "1000", sys.executable, __file__]
-    command += ["--part", part, "--only", options.only, *["--kernels"] * kernels]
-    command += ["--seconds", str(max(options.seconds - time.monotonic(), 1))]
-    done = subprocess.run(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    """How many errors a tool reports in a part, and how many graphs ran. What a tool ends takes the
+    device from its process: the others run in the next one."""
     file = options.out / f"{tool}{' kernels' * kernels} {part.replace('/', ' of ')}.txt"
-    file.write_text(done.stdout)
-    ran = re.search(r"^part .*: (\d+) of \d+ graphs$", done.stdout, re.M)
-    errors = re.search(r"SUMMARY: (\d+) (?:error|hazard)", done.stdout)
-    if done.returncode or not ran or not errors or errors[1] != "0":
-        print(f"{file}: exit status {done.returncode}, see there", flush=True)
-    return int(errors[1]) if errors else 1, int(ran[1]) if ran else 0
+    file.unlink(missing_ok=True)
+    command = [options.sanitizer, "--tool", tool, *TOOLS[tool], "--print-limit", "1000"]
+    command += [sys.executable, __file__, "--part", part, "--only", options.only]
+    command += ["--kernels"] * kernels
+    reported, first, more = 0, 0, True
+    while more:
+        left = ["--first", str(first), "--seconds", str(max(options.seconds - time.monotonic(), 1))]
+        done = subprocess.run(
+            command + left, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        with file.open("a") as out:
+            out.write(done.stdout)
+        ran = re.search(r"^part .*: (\d+) of (\d+) graphs$", done.stdout, re.M)
+        errors = re.search(r"SUMMARY: (\d+) (?:error|hazard)", done.stdout)
+        if done.returncode or not ran or not errors or errors[1] != "0":
+            print(f"{file}: exit status {done.returncode}, see there", flush=True)
+        reported += int(errors[1]) if errors else 1
+        first += int(ran[1]) if ran else 0
+        more = ran is not None and LOST in done.stdout and first < int(ran[2])
+    return reported, first
 
 
 def watch(options):
@@ -329,7 +348,8 @@ def main():
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--only", default="", help="a pattern of names")
-    parser.add_argument("--tools", nargs="+", choices=TOOLS, default=[])
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--tools", nargs="+", choices=list(TOOLS), default=[])
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--out", type=Path, default=Path("sanitizer"))
     parser.add_argument("--sanitizer", default="compute-sanitizer")
@@ -339,8 +359,8 @@ def main():
         return watch(options)
     part, parts = map(int, options.part.split("/"))
     stop = time.monotonic() + options.seconds
-    chosen, done = list(named(options).items())[part::parts], 0
-    for name, make in chosen:
+    chosen, done, lost = list(named(options).items())[part::parts], 0, False
+    for name, make in chosen[options.first :]:
         if options.list:
             print(name)
             continue
@@ -348,17 +368,23 @@ def main():
             print("not reached:", name)
             continue
         start = time.monotonic()
-        g, feed, how = make(np.random.default_rng(done))
-        step = g.compile(device=options.device, **how)
+        g, feed, how = make(np.random.default_rng(options.first + done))
         done += 1
-        if options.compile:
-            continue
-        step(**feed)
-        step.replay(1)  # counters that kernels leave for the next launch
-        step.synchronize()
+        try:
+            step = g.compile(device=options.device, **how)
+            if options.compile:
+                continue
+            step(**feed)
+            step.replay(1)  # counters that kernels leave for the next launch
+            step.synchronize()
+        except aicf.DeviceLost as error:
+            print(f"{LOST}{name}: {error}")
+            lost = True
+            break
         if (took := time.monotonic() - start) > SLOW:
             print(f"{took:.1f} s: {name}", flush=True)
-    print(f"part {options.part}: {done} of {len(chosen)} graphs")
+    print(f"part {options.part}: {done} of {len(chosen)} graphs", flush=True)
+    return 1 if lost else 0
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import aicf
 import numpy as np
 import pytest
 from aicf import _core
+from block_text import aligned_from_several
 from compare import numpy_dtype
 from conftest import outputs_of
 from test_passes import APART
@@ -205,6 +206,7 @@ def test_is_one_launch(name):
         texts = [text for text in programs if "loop_of" in text]
         assert texts
         assert all(cubin[:4] == b"\x7fELF" for cubin in _core.cuda_cubins(texts, arch))
+        assert not any(map(aligned_from_several, texts))
     assert not loops_in(plan_of(graph, APART))
 
 

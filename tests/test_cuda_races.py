@@ -48,6 +48,7 @@ def test_nothing_races(emulated, arguments, count):
 
 SYNC = 'exchange(mask, "", 1, true)'
 BARRIER = "inline void bar_sync(u32 id, u32 threads) { emulated_api.barrier(id, threads, true); }"
+MEET = BARRIER.replace("bar_sync", "barrier_sync")
 NEAR, ROLES = "bfloat16 fp32 near_64x64_t16_cuts$", "bfloat16 fp32 wgmma_64x64_cuts$"
 LANES = "tf32 wgmma_64x64_right$"  # which read words of a stage that one of them gives back
 
@@ -58,6 +59,7 @@ LANES = "tf32 wgmma_64x64_right$"  # which read words of a stage that one of the
         # A barrier of some warps of a block, by number; of a warp; for copies; for products.
         ("device.h", BARRIER, BARRIER.replace("{", "{ if (id == 2) return;"), ["--kernels", NEAR]),
         ("device.h", BARRIER, BARRIER.replace("{", "{ if (id == 3) return;"), ["whole 1$"]),
+        ("device.h", MEET, MEET.replace("{", "{ if (id == 2) return;"), ["whole 1$"]),
         ("device.h", SYNC, SYNC.replace("true", "false"), ["--kernels", LANES]),
         ("device.h", "api.arrived(newest)", "api.arrived(newest + 1)", ["--kernels", NEAR]),
         ("hopper.h", "    emulated_api.released(barrier);\n", "", ["--kernels", ROLES]),
@@ -75,3 +77,28 @@ def test_a_race_is_found(emulated, tmp_path, source, whole, left, arguments):
     assert "1 of 1 graphs" in said(emulated, *options, "--only", only)
     out = said(emulated, *options, "--only", only, **hurt)
     assert "emulator: a race in aicf_" in out, out
+
+
+SANITIZER = """#!{python}
+import sys
+first = int(sys.argv[sys.argv.index("--first") + 1])
+if first < 2:
+    print("the device is lost: a graph: as the test wants")
+print(f"part 0/1: {{2 - first % 2}} of 4 graphs")
+print(f"========= ERROR SUMMARY: {{32 * (first < 2)}} errors")
+sys.exit(first < 2)
+"""
+
+
+def test_graphs_behind_a_lost_device_run(tmp_path):
+    """What compute-sanitizer reports may end the kernel, and the process's device."""
+    sanitizer = tmp_path / "sanitizer"
+    sanitizer.write_text(SANITIZER.format(python=sys.executable))
+    sanitizer.chmod(0o755)
+    done = subprocess.run(
+        [sys.executable, HERE / "slice_gpu.py", "--tools", "memcheck", "--jobs", "1", "--only",
+         "^whole", "--sanitizer", sanitizer, "--out", tmp_path], text=True, capture_output=True,
+    )  # fmt: skip
+    assert done.stdout.splitlines()[-1] == "memcheck: 32 errors, 4 of 4 graphs and products"
+    assert done.returncode == 1, done.stderr
+    assert (tmp_path / "memcheck 0 of 1.txt").read_text().count("4 graphs") == 2

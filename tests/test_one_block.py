@@ -11,7 +11,7 @@ import aicf
 import numpy as np
 import pytest
 from aicf import _core, verify
-from block_text import block_of, problems_of
+from block_text import aligned_from_several, block_of, problems_of
 from test_passes import APART
 
 needs_compiler = pytest.mark.skipif(
@@ -228,7 +228,7 @@ def test_members_wait_for_each_other():
     seen = 0
     for graph in [*(net(**case) for case in CASES.values()), *map(drawn, range(70))]:
         if block := block_of(graph):
-            assert problems_of(*block) == []
+            assert problems_of(*block) == aligned_from_several(block[1]) == []
             seen += 1
     assert seen > 40
 
@@ -236,8 +236,9 @@ def test_members_wait_for_each_other():
 @needs_compiler
 def test_a_missing_barrier_is_seen():
     op, text = block_of(net(**CASES["8-8-8"]))
-    waits = re.findall(r"^.*wait_for\(\d+, \d+\);\n", text, re.MULTILINE)
+    waits = re.findall(r"^.*(?:wait_for|meet_at)\(\d+, \d+\);\n", text, re.MULTILINE)
     assert len(set(waits)) == 5
+    assert aligned_from_several(text.replace("meet_at", "wait_for")) == ["1", "2", "4", "5"]
     for wait in set(waits):
         assert problems_of(op, text.replace(wait, ""))
     with pytest.raises(AssertionError, match="waits for other warps"):

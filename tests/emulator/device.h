@@ -267,6 +267,7 @@ inline void fma_rn_sat_f32(float& to, float a, float b, float c) {
     to = y > 1.0f ? 1.0f : y > 0.0f ? y : 0.0f;
 }
 inline void bar_sync(u32 id, u32 threads) { emulated_api.barrier(id, threads, true); }
+inline void barrier_sync(u32 id, u32 threads) { emulated_api.barrier(id, threads, true); }
 inline void red_release_gpu_global_add_u32(u32* at, u32 by) { *at += by; }
 inline void atom_acq_rel_gpu_global_add_u32(u32& before, u32* at, u32 by) {
     before = *at;

@@ -2,9 +2,9 @@
 // libcuda.so.1. Device memory is host memory; kernels do nothing, but for those compiled for the
 // host (../emulator), which run where they are launched. It checks what a real driver
 // would only crash on: liveness of every byte a kernel may touch, an edge for every data hazard of
-// a graph, contexts. FAKE_CUDA_FAIL=k makes the k-th call that can fail return FAKE_CUDA_CODE (out
-// of memory), FAKE_CUDA_CALL=name the first call of that name, and fake_cuda_arm() those that ask
-// for memory; at exit a line says what was never given back.
+// a graph, contexts, the order of streams. FAKE_CUDA_FAIL=k makes the k-th call that can fail
+// return FAKE_CUDA_CODE (out of memory), FAKE_CUDA_CALL=name the first call of that name, and
+// fake_cuda_arm() those that ask for memory; at exit a line says what was never given back.
 #include <cuda.h>
 #include <sys/mman.h>
 
@@ -23,6 +23,7 @@
 #include "../emulator/api.h"
 #include "../emulator/emulator.h"
 #include "core/abi/abi.h"
+#include "order.h"
 
 namespace {
 
@@ -45,6 +46,7 @@ auto &device = *new std::map<uintptr_t, size_t>, &pinned = *new std::map<uintptr
 using Handles = std::set<void*>;
 Handles &streams = *new Handles, &events = *new Handles, &modules = *new Handles,
         &graphs = *new Handles, &execs = *new Handles;
+auto& order = *new fake::Order;
 auto& recorded = *new std::map<CUevent, double>;           // when, in milliseconds
 auto& functions = *new std::map<CUfunction, std::string>;  // with its name
 auto& libraries = *new std::map<CUmodule, void*>;          // of kernels for the host
@@ -201,6 +203,14 @@ void check_block(const char* block) {
     for (const Span& span : spans_of(block))
         if (!alive(span.begin, span.end - span.begin))
             broken("a kernel may touch memory that is not alive");
+}
+
+void use(uintptr_t at, CUstream stream) {
+    if (!order.use(at, stream))
+        broken("memory used on a stream that nothing orders behind its allocation");
+}
+void use_block(const char* block, CUstream stream) {
+    for (const Span& span : spans_of(block)) use(span.begin, stream);
 }
 
 void run_kernel(CUfunction function, unsigned blocks, unsigned threads, size_t shared,
@@ -400,18 +410,25 @@ CUresult cuMemFree_v2(CUdeviceptr at) {
     LOCK;
     const auto block = device.find(static_cast<uintptr_t>(at));
     if (block == device.end()) broken("memory freed twice");
+    if (!order.free(static_cast<uintptr_t>(at)))
+        broken("memory freed that the device may still use");
     release(reinterpret_cast<char*>(at), block->second);
     device.erase(block);
     return CUDA_SUCCESS;
 }
 CUresult cuMemAllocAsync(CUdeviceptr* to, size_t bytes, CUstream stream) {
-    if (LOCK; !streams.count(stream)) broken("an allocation on a dead stream");
-    return cuMemAlloc_v2(to, bytes);
+    LOCK;
+    if (!streams.count(stream)) broken("an allocation on a dead stream");
+    const CUresult result = cuMemAlloc_v2(to, bytes);
+    if (result == CUDA_SUCCESS) order.allocate(static_cast<uintptr_t>(*to), bytes, stream);
+    return result;
 }
 CUresult cuMemFreeAsync(CUdeviceptr at, CUstream stream) {
     LOCK;
     NEED_CONTEXT;
     if (!streams.count(stream)) broken("memory freed on a dead stream");
+    if (!order.free(static_cast<uintptr_t>(at), stream))
+        broken("memory freed on a stream that nothing orders behind another one's use");
     return cuMemFree_v2(at);
 }
 CUresult cuMemPoolTrimTo(CUmemoryPool, size_t) { return CUDA_SUCCESS; }
@@ -431,16 +448,18 @@ CUresult cuMemFreeHost(void* at) {
     std::free(at);
     return CUDA_SUCCESS;
 }
-CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void* from, size_t bytes, CUstream) {
+CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void* from, size_t bytes, CUstream stream) {
     MAY_FAIL;
     uploaded += bytes;
     if (!alive(static_cast<uintptr_t>(to), bytes)) broken("a copy into memory that is not alive");
+    use(static_cast<uintptr_t>(to), stream);
     std::memcpy(reinterpret_cast<void*>(to), from, bytes);
     return CUDA_SUCCESS;
 }
-CUresult cuMemcpyDtoHAsync_v2(void* to, CUdeviceptr from, size_t bytes, CUstream) {
+CUresult cuMemcpyDtoHAsync_v2(void* to, CUdeviceptr from, size_t bytes, CUstream stream) {
     MAY_FAIL;
     if (!alive(static_cast<uintptr_t>(from), bytes)) broken("a copy from memory that is not alive");
+    use(static_cast<uintptr_t>(from), stream);
     std::memcpy(to, reinterpret_cast<void*>(from), bytes);
     return CUDA_SUCCESS;
 }
@@ -450,15 +469,18 @@ CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void* from, size_t bytes) {
 CUresult cuMemcpyDtoH_v2(void* to, CUdeviceptr from, size_t bytes) {
     return cuMemcpyDtoHAsync_v2(to, from, bytes, nullptr);
 }
-CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream) {
+CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
     MAY_FAIL;
     if (!alive(static_cast<uintptr_t>(to), bytes)) broken("a copy into memory that is not alive");
+    use(static_cast<uintptr_t>(to), stream);
+    use(static_cast<uintptr_t>(from), stream);
     std::memmove(reinterpret_cast<void*>(to), reinterpret_cast<void*>(from), bytes);
     return CUDA_SUCCESS;
 }
-CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t bytes, CUstream) {
+CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t bytes, CUstream stream) {
     MAY_FAIL;
     if (!alive(static_cast<uintptr_t>(to), bytes)) broken("a fill of memory that is not alive");
+    use(static_cast<uintptr_t>(to), stream);
     std::memset(reinterpret_cast<void*>(to), value, bytes);
     return CUDA_SUCCESS;
 }
@@ -466,6 +488,7 @@ CUresult cuStreamCreate(CUstream* stream, unsigned) {
     MAY_FAIL;
     *stream = reinterpret_cast<CUstream>(new char);
     streams.insert(*stream);
+    order.create(*stream);
     return CUDA_SUCCESS;
 }
 CUresult cuStreamDestroy_v2(CUstream stream) {
@@ -477,16 +500,19 @@ CUresult cuStreamDestroy_v2(CUstream stream) {
 CUresult cuStreamSynchronize(CUstream stream) {
     MAY_FAIL;
     if (!streams.count(stream)) broken("a dead stream synchronised");
+    order.host_waits(stream);
     return CUDA_SUCCESS;
 }
-CUresult cuStreamWaitEvent(CUstream, CUevent event, unsigned) {
+CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned) {
     MAY_FAIL;
     if (!events.count(event)) broken("a dead event waited for");
+    order.wait(stream, event);
     return CUDA_SUCCESS;
 }
 CUresult cuCtxSynchronize() {
     MAY_FAIL;
     NEED_CONTEXT;
+    order.host_waits();
     return CUDA_SUCCESS;
 }
 CUresult cuCtxGetStreamPriorityRange(int* least, int* greatest) {
@@ -500,6 +526,7 @@ CUresult cuEventCreate(CUevent* event, unsigned) {
     MAY_FAIL;
     *event = reinterpret_cast<CUevent>(new char);
     events.insert(*event);
+    order.create(*event);
     return CUDA_SUCCESS;
 }
 CUresult cuEventDestroy_v2(CUevent event) {
@@ -519,13 +546,15 @@ CUresult cuEventElapsedTime(float* milliseconds, CUevent first, CUevent then) {
     *milliseconds = static_cast<float>(recorded[then] - recorded[first]);
     return CUDA_SUCCESS;
 }
-CUresult cuEventRecord(CUevent event, CUstream) {
+CUresult cuEventRecord(CUevent event, CUstream stream) {
     MAY_FAIL;
     if (!events.count(event)) broken("a dead event recorded");
+    order.record(event, stream);
     return CUDA_SUCCESS;
 }
-CUresult cuEventSynchronize(CUevent) {
+CUresult cuEventSynchronize(CUevent event) {
     MAY_FAIL;
+    order.host_waits(event);
     return CUDA_SUCCESS;
 }
 CUresult cuModuleLoadData(CUmodule* module, const void* image) {
@@ -570,8 +599,8 @@ CUresult cuFuncLoad(CUfunction) {
     return CUDA_SUCCESS;
 }
 CUresult cuLaunchKernel(CUfunction function, unsigned gx, unsigned gy, unsigned gz, unsigned bx,
-                        unsigned by, unsigned bz, unsigned shared, CUstream, void** parameters,
-                        void**) {
+                        unsigned by, unsigned bz, unsigned shared, CUstream stream,
+                        void** parameters, void**) {
     MAY_FAIL;
     NEED_CONTEXT;
     if (!functions.count(function)) broken("a launch of no function");
@@ -581,6 +610,7 @@ CUresult cuLaunchKernel(CUfunction function, unsigned gx, unsigned gy, unsigned 
         shared > (asked == most_shared.end() ? unasked : asked->second))
         broken("a launch of impossible size");
     check_block(static_cast<const char*>(parameters[0]));
+    use_block(static_cast<const char*>(parameters[0]), stream);
     run_kernel(function, gx, bx, shared, parameters[0]);
     return CUDA_SUCCESS;
 }
@@ -748,10 +778,10 @@ CUresult cuGraphInstantiateWithFlags(CUgraphExec* exec, CUgraph graph, unsigned 
             broken("a priority that its graph does not use");
     check_hazards(*reinterpret_cast<Graph*>(graph));
     auto* copy = new std::map<CUgraphNode, Node>;
-    auto& order = orders[reinterpret_cast<CUgraphExec>(copy)];
+    auto& nodes = orders[reinterpret_cast<CUgraphExec>(copy)];
     for (CUgraphNode node : reinterpret_cast<Graph*>(graph)->nodes) {
         (*copy)[node] = *reinterpret_cast<Node*>(node);
-        order.push_back(node);
+        nodes.push_back(node);
     }
     *exec = reinterpret_cast<CUgraphExec>(copy);
     execs.insert(*exec);
@@ -795,6 +825,7 @@ CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream) {
         if (held.type == CU_GRAPH_NODE_TYPE_KERNEL) {
             const uint64_t begin = real_now();
             check_block(held.block.data());
+            use_block(held.block.data(), stream);
             run_kernel(held.params.func, held.params.gridDimX, held.params.blockDimX,
                        held.params.sharedMemBytes, held.block.data(),
                        held.early ? written_by(nodes.at(held.early)) : none);

@@ -83,7 +83,7 @@ std::string Teams::barrier(const Times& times, int stage) const {
     const bool last = carriers && stage == times.count;
     if (last) waiting += carriers;
     const int number = last ? kBarriers : 1 + (stage - 1) % (kBarriers - (carriers > 0));
-    return cat("wait_for(", number, ", ", 32 * waiting, ");\n");
+    return cat(waiting > main ? "meet_at(" : "wait_for(", number, ", ", 32 * waiting, ");\n");
 }
 
 void Teams::share_out(const LoweredOp& op, const Times& times, const std::vector<int64_t>& blocks,

@@ -493,6 +493,11 @@ __device__ constexpr int lot_of(int64_t count, int least, int most) {
 __device__ __forceinline__ void wait_for(int id, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
+/// The same where warps come from several places in the text. Warps may to `bar.sync`, too, but
+/// synccheck takes one that comes from another place than the first for a thread gone astray.
+__device__ __forceinline__ void meet_at(int id, int threads) {
+    asm volatile("barrier.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
 
 /// x, of which the compiler knows nothing: worked out before a loop, it stays in a register there,
 /// where it would otherwise be worked out again in each turn.

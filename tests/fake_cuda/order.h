@@ -1,0 +1,105 @@
+// What is ordered behind what: of each stream how far it knows that the others have come, by
+// events, by the host that waited, and by the legacy default stream, which waits for all and all
+// for it. Memory of the pool is used behind its allocation and given back behind all uses.
+#pragma once
+
+#include <cuda.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+
+namespace fake {
+
+using Clock = std::map<uint64_t, uint64_t>;  // by stream, how many of its commands
+
+inline void join(Clock& into, const Clock& other) {
+    for (const auto& [stream, commands] : other) into[stream] = std::max(into[stream], commands);
+}
+inline bool holds(const Clock& clock, uint64_t stream, uint64_t command) {
+    const auto at = clock.find(stream);
+    return command == 0 || (at != clock.end() && at->second >= command);
+}
+
+class Order {
+  public:
+    /// Another one may have had this handle.
+    void create(CUstream stream) { ids_[stream] = ++last_; }
+    void create(CUevent event) { events_.erase(event); }
+
+    /// A command: where it stands, after what. Nothing orders it behind a default stream's later
+    /// commands.
+    const Clock& command(CUstream stream) {
+        const uint64_t id = id_of(stream);
+        Clock& own = streams_[id];
+        join(own, host_);
+        if (id == kLegacy)
+            for (const auto& [other, clock] : streams_) {
+                if (other != id) join(own, clock);
+            }
+        else
+            join(own, streams_[kLegacy]);
+        own[id]++;
+        return own;
+    }
+    void record(CUevent event, CUstream stream) { events_[event] = command(stream); }
+    void wait(CUstream stream, CUevent event) {
+        command(stream);
+        join(streams_[id_of(stream)], events_[event]);
+    }
+    void host_waits(CUstream stream) { join(host_, command(stream)); }
+    void host_waits(CUevent event) { join(host_, events_[event]); }
+    void host_waits() {
+        for (const auto& [stream, clock] : streams_) join(host_, clock);
+    }
+
+    void allocate(uintptr_t at, size_t bytes, CUstream stream) {
+        const uint64_t command_number = command(stream).at(id_of(stream));
+        blocks_[at] = {bytes, id_of(stream), command_number, {}};
+    }
+    /// False where the memory may not be there yet.
+    bool use(uintptr_t at, CUstream stream) {
+        auto block = blocks_.upper_bound(at);
+        if (block == blocks_.begin()) return true;
+        --block;
+        if (at >= block->first + block->second.bytes) return true;
+        const Clock& clock = command(stream);
+        block->second.uses[id_of(stream)] = clock.at(id_of(stream));
+        return holds(clock, block->second.stream, block->second.made);
+    }
+    /// False where another stream may still use it.
+    bool free(uintptr_t at, CUstream stream) { return free_behind(at, command(stream)); }
+    /// The same by the host, for which the driver does not wait.
+    bool free(uintptr_t at) { return free_behind(at, host_); }
+
+  private:
+    static constexpr uint64_t kLegacy = 0;
+    struct Block {
+        size_t bytes;
+        uint64_t stream, made;  // by which, and its command
+        Clock uses;
+    };
+    uint64_t id_of(CUstream stream) {
+        if (!stream || stream == CU_STREAM_LEGACY) return kLegacy;
+        const auto [at, fresh] = ids_.emplace(stream, last_ + 1);
+        if (fresh) last_++;
+        return at->second;
+    }
+    bool free_behind(uintptr_t at, const Clock& clock) {
+        const auto block = blocks_.find(at);
+        if (block == blocks_.end()) return true;
+        const Clock uses = block->second.uses;
+        blocks_.erase(block);
+        return std::all_of(uses.begin(), uses.end(),
+                           [&](const auto& use) { return holds(clock, use.first, use.second); });
+    }
+
+    std::map<CUstream, uint64_t> ids_;
+    uint64_t last_ = kLegacy;
+    std::map<uint64_t, Clock> streams_;
+    std::map<CUevent, Clock> events_;
+    Clock host_;
+    std::map<uintptr_t, Block> blocks_;  // of the pool
+};
+
+}  // namespace fake
