@@ -414,7 +414,11 @@ def test_chunks_of_clusters_on_a_gpu(turned, rng):
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     ("sizes", "turned"),
-    [((1, 1001, 1024), "b"), ((1, 2120, 600), "b"), ((4, 96, 4320), "ab"), ((300, 3, 2048), "")],
+    [
+        *[((1, 1001, 1024), "b"), ((1, 2120, 600), "b"), ((4, 96, 4320), "ab")],
+        *[((300, 3, 2048), ""), ((1, 1001, 1024), ""), ((2, 2120, 600), ""), ((4, 96, 4320), "a")],
+        *[((300, 3, 2048), "ab"), ((520, 1, 2048), "a"), ((1, 8456, 48), "")],
+    ],
 )
 def test_few_rows(sizes, turned, rng):
     """Read straight from memory, in the order of the others and of the CPU."""

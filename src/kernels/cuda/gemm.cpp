@@ -122,13 +122,9 @@ std::optional<int> Gemm::thin_side(const Limits& limits) const {
     const View& wide = side ? a : b;
     const int64_t k_step = wide.strides[side ? rank - 1 : rank - 2],
                   own_step = wide.strides[side ? rank - 2 : rank - 1];
-    const bool wide_words = a.dtype == DType::f32 && k_step == 1;
     const bool fits =
-        k % 16 == 0 &&
-        (tensor
-             ? limits.major == 9 &&
-                   (tf32 ? wide_words : dtype_size(a.dtype) == 2 && (k_step == 1 || own_step == 1))
-             : wide_words);
+        k % (tensor ? 16 : 8) == 0 && (k_step == 1 || (own_step == 1 && !(tensor && tf32))) &&
+        (tensor ? limits.major == 9 && (tf32 || dtype_size(a.dtype) == 2) : a.dtype == DType::f32);
     if (std::min(m, n) > (tensor ? kThinRows : kThinChainRows) || std::max(m, n) < kThinWide ||
         (math != "fp32" && !tf32) || !fits)
         return std::nullopt;

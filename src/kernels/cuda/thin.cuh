@@ -44,12 +44,14 @@ __device__ __forceinline__ void add_slices(A (&total)[Count], const A (&sums)[Co
 template <class Thin, class E>
 struct ThinStage {
     static constexpr int per = 16 / int(sizeof(E));  // elements of a cell
-    static constexpr int line = Thin::along_k ? 128 : 32 * int(sizeof(E));
+    static constexpr int lines = int(Thin::lines);
+    static constexpr int line = Thin::along_k ? 128 : lines * int(sizeof(E));
     static constexpr int depth = Thin::along_k ? 8 * per : 32;  // of k
-    static constexpr int lines = int(Thin::lines), thin_line = depth * int(sizeof(E));
-    static constexpr int wide_bytes = lines * line,
+    static constexpr int thin_line = depth * int(sizeof(E));
+    static constexpr int wide_lines = Thin::along_k ? lines : depth;
+    static constexpr int wide_bytes = wide_lines * line,
                          bytes = wide_bytes + int(Thin::rows) * thin_line;
-    static_assert(lines == 32 || (lines == 16 && Thin::along_k));
+    static_assert(lines == 32 || lines == 16 || (lines == 8 && Thin::along_k));
     static_assert(line == 64 || line == 128);
     static_assert(thin_line == 64 || thin_line == 128);
 
@@ -89,7 +91,7 @@ struct ThinStage {
         const int lane = threadIdx.x % 32;
         if (of_wide) {
 #pragma unroll
-            for (int p = 0; p < lines * cells / 32; p++) {
+            for (int p = 0; p < wide_lines * cells / 32; p++) {
                 const int c = lane % cells, i = lane / cells + p * (32 / cells);
                 if constexpr (Thin::along_k) {
                     const int64_t w = w0 + i < Thin::wide ? w0 + i : Thin::wide - 1;
@@ -265,13 +267,12 @@ __device__ __forceinline__ void gemm_thin_mma(const Grid& grid, const Put& put, 
                                                                  multiply, finish);
 }
 
-/// In the order chain(c), where k lies side by side: a lane takes one wide row.
+/// In the order chain(c): a lane takes one wide row.
 template <class Thin, int Groups, int Slices, int Stages, class Shape, class Put>
 __device__ __forceinline__ void gemm_thin_chain(const Grid& grid, const Put& put, const float* thin,
                                                 const float* wide) {
     typedef ThinStage<Thin, float> Stage;
     constexpr int rows = int(Thin::rows);
-    static_assert(Thin::along_k);
     const int lane = threadIdx.x % 32;
     const auto read = [](float (&to)[4], uint32_t from) {
         asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
@@ -284,7 +285,15 @@ __device__ __forceinline__ void gemm_thin_chain(const Grid& grid, const Put& put
         for (int c = 0; c < Stage::depth / 4; c++) {
             if (4 * c >= depth) return;
             float of_wide[4], of_thin[4];
-            read(of_wide, stage + Stage::wide_at(lane % Stage::lines, c));
+            const int own = lane % Stage::lines;
+            if constexpr (Thin::along_k) {
+                read(of_wide, stage + Stage::wide_at(own, c));
+            } else {
+#pragma unroll
+                for (int x = 0; x < 4; x++)
+                    of_wide[x] = scalar::from_bits(
+                        load_word(stage + Stage::wide_at(4 * c + x, own / 4) + own % 4 * 4));
+            }
 #pragma unroll
             for (int t = 0; t < rows; t++) {
                 read(of_thin, stage + Stage::thin_at(t, c));
