@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from aicf import _core, verify
 from block_text import aligned_from_several, block_of, problems_of
+from tensors import CapsuleTensor
 from test_passes import APART
 
 needs_compiler = pytest.mark.skipif(
@@ -381,6 +382,37 @@ def test_bound_tensors_and_new_numbers(make_rng):
         ends.append(step.state_dict())
     for name, value in ends[0].items():
         assert value.tobytes() == ends[1][name].tobytes(), name
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["8-8-8", "odd", "labels", "float64"])
+def test_what_a_call_was_given_stays(name, make_rng):
+    """Replays go on with it, and the caller may write over it when the call returns; a tensor that
+    is bound holds it."""
+    case = CASES[name]
+    ends = []
+    for passes in ("default", APART):
+        step = net(**case).compile(device="cuda", seed=3, passes=passes)
+        losses = []
+        for i in range(4):
+            if i == 2:
+                copy = step._array("x").__dlpack__(max_version=(1, 0), copy=True)
+                step.bind(x=CapsuleTensor(copy))
+            values = feed(case, make_rng(i))
+            before = {key: value.copy() for key, value in values.items()}
+            losses.append(step(**values)["loss"].numpy().tobytes())
+            for value in values.values():
+                value[...] = 0
+            losses.append(step.replay(2)["loss"].numpy().tobytes())
+            for key, value in before.items():
+                assert step._array(key).numpy().tobytes() == value.tobytes()
+        stacked = {k: np.stack([feed(case, make_rng(i))[k] for i in range(5)]) for k in before}
+        step.run_many(**stacked)
+        for key, value in stacked.items():
+            assert step._array(key).numpy().tobytes() == value[-1].tobytes()
+        losses.append(step.replay()["loss"].numpy().tobytes())
+        ends.append((losses, {k: v.tobytes() for k, v in step.state_dict().items()}))
+    assert ends[0] == ends[1]
 
 
 @pytest.mark.gpu

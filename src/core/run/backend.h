@@ -26,7 +26,8 @@ class Captured {
     virtual int64_t launch(int64_t times) = 0;
     virtual void rebind(int op, const ArgBlock& args) = 0;
     /// Whether this is one launch that can run many steps, each on the next slice of fed operands;
-    /// and that launch. By operand, the address of its contiguous slices.
+    /// and that launch, which leaves the last slice where the operand lies. By operand, the address
+    /// of its contiguous slices.
     using Operands = std::vector<std::pair<int, const void*>>;
     virtual bool loops_over() const { return false; }
     virtual void launch_over(const Operands&, int64_t) {}
@@ -101,6 +102,9 @@ class Backend {
     virtual void gather(const std::vector<Copy>& copies) {
         for (const Copy& copy : copies) gather(copy.to, copy.from);
     }
+    /// Host memory as the next launch can read it, without a copy on the device; empty where there
+    /// is none for these tensors, or where a copy comes cheaper.
+    virtual std::vector<const void*> staged(const std::vector<TensorRef>&) { return {}; }
     virtual void run(const BoundOp& op) = 0;  // enqueues one op
     virtual std::unique_ptr<Captured> capture(const std::vector<BoundOp>& ops) = 0;
     /// For profiling; `ops` and their captured form outlive it. By default each op is run and

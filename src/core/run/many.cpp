@@ -66,6 +66,30 @@ uint64_t Step::call_many(const Inputs& stacked, int64_t begin, int64_t steps,
     return done;
 }
 
+/// A call by one launch that reads the inputs where they are staged; false: nothing has happened.
+bool Step::call_staged(const Inputs& inputs, std::optional<intptr_t> stream) {
+    if (!captured_ || !captured_->loops_over() || !plan_.indices.empty()) return false;
+    std::vector<ValueId> fed;
+    std::vector<TensorRef> tensors;
+    for (const auto& [id, tensor] : inputs) {
+        fed.push_back(id);
+        tensors.push_back(tensor);
+    }
+    const std::vector<int> operands = looping_operands(fed);
+    if (operands.empty()) return false;
+    check_inputs(inputs);
+    follow_bindings();
+    const std::vector<const void*> places = machine_->backend->staged(tensors);
+    if (places.empty()) return false;
+    Captured::Operands slices;
+    for (size_t k = 0; k < places.size(); k++) slices.emplace_back(operands[k], places[k]);
+    if (stream) machine_->backend->order_after(*stream);
+    captured_->launch_over(slices, 1);
+    generation_++;
+    if (stream) machine_->backend->order_before(*stream);
+    return true;
+}
+
 /// Runs as many of the first steps as multi-step launches cover; returns how many.
 int64_t Step::run_fed(const Inputs& stacked, int64_t begin, int64_t steps,
                       std::optional<intptr_t> stream) {
@@ -129,7 +153,7 @@ int64_t Step::feed_steps(const Feed& feed, const Inputs& stacked, int64_t begin,
     std::set<ValueId> fed;
     for (const Feed::Part& part : feed.parts) {
         fed.insert(part.id);
-        if (part.bytes)
+        if (part.bytes && feed.captured)
             backend.copy(address(part.id), part.at + (last - 1) * part.pitch,
                          static_cast<uint64_t>(part.bytes));
     }

@@ -600,6 +600,7 @@ void Step::take(const Inputs& inputs, std::optional<intptr_t> stream) {
 uint64_t Step::call(const Inputs& inputs, std::optional<intptr_t> stream) {
     return watched([&](const Watchers& watching) -> uint64_t {
         Turn turn(*machine_, others_);
+        if (watching.empty() && call_staged(inputs, stream)) return generation_;
         take(inputs, stream);
         if (captured_)
             replay_locked(1, watching);

@@ -161,6 +161,7 @@ class Step {
     void check_inputs(const Inputs& inputs) const;
     void check_call(const Inputs& inputs) const;
     void take(const Inputs& inputs, std::optional<intptr_t> stream);
+    bool call_staged(const Inputs& inputs, std::optional<intptr_t> stream);
     void gather(const Inputs& inputs, std::optional<intptr_t> stream);
     void release(const Inputs& inputs, std::optional<intptr_t> stream);
     struct Feed;

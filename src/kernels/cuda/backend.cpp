@@ -97,8 +97,8 @@ class CudaBackend : public Backend {
         finish_parts(*this, kernel, args, counters);
         if (!kernel.parts.empty()) return;
         char* const tail = reinterpret_cast<char*>(&args) + args.tail;
+        if (kernel.tail_at) return write_tail(kernel, args);
         std::memcpy(tail, &counters, sizeof counters);
-        if (kernel.steps_at) set_steps(kernel, args, 1);
         if (kernel.maps.empty()) return;
         const Scope scope(gpu_);
         for (size_t i = 0; i < kernel.maps.size(); i++)
@@ -191,12 +191,36 @@ class CudaBackend : public Backend {
         }
     }
 
+    std::vector<const void*> staged(const std::vector<TensorRef>& tensors) override {
+        constexpr int64_t kMost = 64 << 10;  // bytes that one block takes over from the host
+        int64_t all = 0;
+        const auto room = [](const TensorRef& from) {
+            return (element_count(from.shape) * dtype_size(from.dtype) + 15) / 16 * 16;
+        };
+        for (const TensorRef& from : tensors) {
+            if (from.device.kind != Device::cpu || !is_contiguous(from.shape, from.strides))
+                return {};
+            all += room(from);
+        }
+        if (all > kMost || all == 0) return {};
+        std::vector<const void*> places;
+        places.reserve(tensors.size());
+        char* at = stream_->staged(static_cast<uint64_t>(all));
+        for (const TensorRef& from : tensors) {
+            std::memcpy(at, from.data,
+                        static_cast<size_t>(element_count(from.shape) * dtype_size(from.dtype)));
+            places.push_back(at);
+            at += room(from);
+        }
+        return places;
+    }
+
     void run(const BoundOp& op) override {
         const auto& kernel = static_cast<const CudaKernel&>(*op.kernel);
         if (!op.code) return;
         const Driver& cu = driver();
         const Scope scope(gpu_);
-        void* parameters[] = {op.args.get()};
+        void* parameters[] = {passed_of(kernel, *op.args)};
         const CUresult result =
             cu.cuLaunchKernel(function_of(op), kernel.blocks, 1, 1, kernel.threads, 1, 1,
                               kernel.shared, stream_->handle(), parameters, nullptr);

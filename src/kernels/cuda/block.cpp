@@ -178,10 +178,6 @@ std::string stages_text(const LoweredOp& op, const Times& times, const Teams& te
     return steps + "        }\n";
 }
 
-uint32_t steps_at(const LoweredOp& sequence) {
-    return static_cast<uint32_t>(BlockLayout(sequence).tail + 8);
-}
-
 bool block_fits(const LoweredOp& op, const Limits& limits) {
     if (!std::all_of(op.members.begin(), op.members.end(), of_warps) ||
         BlockLayout(op).bytes > static_cast<int>(kMaxGroupBytes))
@@ -210,6 +206,7 @@ class BlockText {
         set_launch();
         copy_operands();
         copy_next_slice();
+        keep_last_slice();
         text_.body += body_head() + entry(ahead);
         return text_;
     }
@@ -221,18 +218,22 @@ class BlockText {
           times_(op, blocks),
           places_(op, times_, shared_bytes(limits)),
           teams_(op, times_, blocks),
-          layout_(op),
+          tail_(op),
           copies_(places_, teams_.warps) {}
 
     /// Where an operand begins in global memory, that of this slice if each slice has its own.
     std::string pointer(size_t operand) const {
         const std::vector<int64_t>& fed = op_.attrs.ints("fed");
         const bool each = std::binary_search(fed.begin(), fed.end(), static_cast<int64_t>(operand));
-        return cat("block.template ptr<T>(", layout_.operand[operand], ") + ",
+        return cat("block.template ptr<T>(", at_operand(operand), ") + ",
                    each ? cat("slice * ", element_count(op_.inputs[operand].shape), "ll + ") : "");
     }
     std::string global(const View& view, const char* type) const {
-        return cat("block.ptr<", type, ">(", layout_.operand[places_.operand.at(view.value)], ")");
+        return cat("block.ptr<", type, ">(", at_operand(places_.operand.at(view.value)), ")");
+    }
+    /// Where the kernel's block, the tail, has an operand's address.
+    uint32_t at_operand(size_t operand) const {
+        return tail_.operands + 8 * static_cast<uint32_t>(operand);
     }
     std::string shared(const View& view) const {
         return cat("shared + ", places_.shared.at(view.value));
@@ -290,16 +291,36 @@ class BlockText {
             next_ = cat("        if (slice + 1 < slices) {\n", next_,
                         "            finish_copies();\n        }\n");
     }
+    /// Where it is said where to: what later launches read, or reads of the input.
+    void keep_last_slice() {
+        uint32_t number = SequenceTail::kept;
+        for (const int64_t in : op_.attrs.ints("fed")) {
+            const View& view = op_.inputs[static_cast<size_t>(in)];
+            const std::string to = cat("kept", in);
+            if (bytes_of(view))
+                keep_ += cat(
+                    "            if (char* const ", to, " = block.ptr<char>(", number, ")) {\n",
+                    is_shared(view) ? copies_.out("                ", view, to, shared(view))
+                                    : copies_.dense_out("                ", view, to,
+                                                        cat(global(view, "const char"),
+                                                            " + slice * ", bytes_of(view), "ll")),
+                    "            }\n");
+            number += 8;
+        }
+        if (!keep_.empty())
+            keep_ = cat("        if (slice + 1 == slices) {\n", keep_, "        }\n");
+    }
     std::string entry(const std::vector<bool>& ahead) const {
         return cat(
             "    extern __shared__ __align__(16) char shared[];\n"
             "    const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0);\n",
             ahead_text(teams_, ahead), in_,
-            "    finish_copies();\n    const int64_t steps = block.integer(", steps_at(op_),
-            "), slices = block.integer(", steps_at(op_) + 8,
+            "    finish_copies();\n    const int64_t steps = block.integer(", SequenceTail::steps,
+            "), slices = block.integer(", SequenceTail::slices,
             ");\n#pragma unroll 1\n    for (int64_t slice = 0; slice < slices; "
             "slice++) {\n",
-            prefetch_, "#pragma unroll 1\n    for (int64_t step = 0; step < steps; step++) {\n",
+            prefetch_, keep_,
+            "#pragma unroll 1\n    for (int64_t step = 0; step < steps; step++) {\n",
             stages_text(op_, times_, teams_, ahead, "slice"), "    }\n    finish_copies();\n",
             next_, "    }\n", out_, "}\n");
     }
@@ -309,10 +330,10 @@ class BlockText {
     const Times times_;
     const Places places_;
     const Teams teams_;
-    const BlockLayout layout_;
+    const SequenceTail tail_;
     Copies copies_;
     KernelText text_;
-    std::string in_, out_, prefetch_, next_;
+    std::string in_, out_, prefetch_, keep_, next_;
 };
 
 }  // namespace

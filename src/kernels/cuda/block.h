@@ -150,7 +150,10 @@ class Copies {
         return indent +
                one("copy_out", view, cat(", ", dtype_size(view.dtype)) + rows(view), to, from);
     }
-    /// In without the room between rows; and from there to where it is read.
+    /// Without the room between rows; and from there to where it is read.
+    std::string dense_out(Text indent, const View& view, Text to, Text from) {
+        return indent + one("copy_out", view, cat(", ", dtype_size(view.dtype)), to, from);
+    }
     std::string dense_in(Text indent, const View& view, Text to, Text from) {
         return indent + one("copy_in", view, cat(", ", dtype_size(view.dtype)), to, from);
     }

@@ -269,7 +269,7 @@ KernelText chain_text(const LoweredOp& chain, const Limits& limits) {
         text.threads = part.threads;
         text.resident = part.resident;
         const BlockLayout own(op.members[k]);
-        const std::string body = block_type(own) + part.body;
+        const std::string body = block_type(own.bytes) + part.body;
         RepeatedLink kind{k, 1, layout.parts[k], own.bytes, body, inner.value, ""};
         if (own_limits.squares) kind.parts = sums_of_squares(op, layout);
         if (!kinds.empty() && kinds.back().goes_on(kind))

@@ -28,8 +28,14 @@ BlockLayout::BlockLayout(const LoweredOp& op) {
     }
 }
 
+SequenceTail::SequenceTail(const LoweredOp& op)
+    : operands(static_cast<uint32_t>(kept + 8 * op.attrs.ints("fed").size())),
+      bytes(static_cast<uint32_t>(operands + 8 * (op.inputs.size() + op.outputs.size()) + 63) / 64 *
+            64) {}
+
 uint32_t tail_bytes(const LoweredOp& op) {
     if (op.def == group_def() || op.def == chain_def()) return 0;
+    if (op.def == sequence_def()) return SequenceTail(op).bytes;
     const uint32_t parts = anchor(op).name == "attention_grads" ? 2 : 1;
     return kTailBytes + (op.members.empty() && anchor(op).gemm ? 2 * kMapBytes
                          : op.members.empty() && anchor(op).attention
@@ -127,9 +133,7 @@ std::string body_head() {
     return "__device__ __forceinline__ void @_body(const @_Block& block, const Grid& grid) {\n";
 }
 
-std::string block_type(const BlockLayout& layout) {
-    return cat("typedef Block<", layout.bytes, "> @_Block;\n");
-}
+std::string block_type(int bytes) { return cat("typedef Block<", bytes, "> @_Block;\n"); }
 
 std::string ahead_body_head() {
     return "__device__ __forceinline__ void @_body(const @_Block& block, const @_Ahead& ahead) "
@@ -315,7 +319,7 @@ KernelText group_text(const LoweredOp& op, const Limits& limits) {
         text.includes.insert(part.includes.begin(), part.includes.end());
         const BlockLayout own(op.members[k]);
         const int bytes = own.bytes;
-        part.body = block_type(own) + part.body;
+        part.body = block_type(own.bytes) + part.body;
         auto kind = std::find_if(kinds.begin(), kinds.end(), [&](const Alike& one) {
             return one.body == part.body && one.bytes == bytes && one.threads == part.threads;
         });
@@ -368,7 +372,9 @@ KernelText kernel_text(const LoweredOp& op, const Limits& limits) {
                       : sums_beside(op, limits)    ? row_sums_text(op, limits)
                                                    : group_text(op, limits);
     if (text.begins && limits.major == 9) keep_apart(text, limits);
-    text.body = block_type(BlockLayout(op)) + text.body;
+    const bool tail = op.def == sequence_def();
+    text.body =
+        block_type(tail ? static_cast<int>(tail_bytes(op)) : BlockLayout(op).bytes) + text.body;
     text.body +=
         cat("extern \"C\" __global__ void ",
             text.cluster > 1 ? cat("__cluster_dims__(", text.cluster, ", 1, 1) ") : "",

@@ -107,6 +107,16 @@ constexpr uint32_t kMapBytes = 128;
 constexpr uint32_t kAttentionMaps = 4;  // of queries, keys, values and the result's gradient
 /// The room an op's kernel has at the end of its block, of a product with two maps.
 uint32_t tail_bytes(const LoweredOp& op);
+/// The tail of a sequence, which its kernel gets alone: a tenth of the block, whose shapes stand in
+/// the text. It is a block itself, without operands.
+struct SequenceTail {
+    explicit SequenceTail(const LoweredOp& op);
+    // Where it holds how many steps a launch runs on each slice; on how many slices; by fed input,
+    // whose slices lie one behind the other, where the last one is to be kept (null: nowhere); and
+    // the address of each operand.
+    static constexpr uint32_t steps = sizeof(ArgBlock), slices = steps + 8, kept = slices + 8;
+    uint32_t operands, bytes;
+};
 
 /// Where pack_args puts things, by the same rule.
 struct BlockLayout {
@@ -135,7 +145,7 @@ std::string body_head();
 std::string ahead_body_head();
 std::string ahead_head();
 /// Names the type of a body's argument block, @_Block.
-std::string block_type(const BlockLayout& layout);
+std::string block_type(int bytes);
 std::string body_head(const LoweredOp& op, const BlockLayout& layout, bool raw = false);
 std::string pointers_of(const LoweredOp& op, const BlockLayout& layout, bool raw = false);
 
@@ -371,8 +381,5 @@ KernelText numbers_text(const LoweredOp& op, const Limits& limits);  // scalars 
 bool block_fits(const LoweredOp& op, const Limits& limits);
 KernelText block_text(const LoweredOp& sequence, const Limits& limits);
 KernelText block_loop_text(const LoweredOp& loop, const Limits& limits);
-/// Where an argument block of a sequence says how many steps a launch runs on each slice, and, 8
-/// bytes behind it, on how many slices: those of an input that is fed lie one behind the other.
-uint32_t steps_at(const LoweredOp& sequence);
 
 }  // namespace aicf::cuda

@@ -1,8 +1,10 @@
 #include "kernels/cuda/graph.h"
 
 #include <algorithm>
+#include <cstring>
 #include <map>
 #include <set>
+#include <utility>
 
 #include "core/compile/lanes.h"
 
@@ -27,7 +29,8 @@ CUgraphNode add_node(CUgraph graph, const BoundOp& op, const std::string& where)
     const Driver& cu = driver();
     CUgraphNode node = nullptr;
     if (op.code) {
-        void* parameters[] = {op.args.get()};
+        const auto& kernel = static_cast<const CudaKernel&>(*op.kernel);
+        void* parameters[] = {passed_of(kernel, *op.args)};
         const CUDA_KERNEL_NODE_PARAMS params = node_params(op, parameters);
         check_call(cu.cuGraphAddKernelNode(&node, graph, nullptr, 0, &params), where.c_str());
     } else {
@@ -120,6 +123,18 @@ std::vector<uint32_t> late_of(const BoundOp& op, const BoundOp& next) {
 
 }  // namespace
 
+void write_tail(const CudaKernel& kernel, ArgBlock& args) {
+    char* const block = reinterpret_cast<char*>(&args);
+    char* const tail = block + kernel.tail_at;
+    std::memset(tail, 0, kernel.tail_bytes);
+    reinterpret_cast<ArgBlock*>(tail)->bytes = kernel.tail_bytes;
+    const int64_t numbers[] = {1, 1};
+    std::memcpy(tail + SequenceTail::steps, numbers, sizeof numbers);
+    char* to = tail + SequenceTail::kept + sizeof(void*) * kernel.fed.size();
+    for (int k = 0; k < args.inputs + args.outputs; k++, to += sizeof(void*))
+        std::memcpy(to, &args.operand(k).ptr, sizeof(void*));
+}
+
 // The gap between two launches is some 1 us longer than that between two nodes (H200).
 int64_t times_at_once(size_t launches) {
     constexpr int64_t kNodes = 64, kTimes = 16;
@@ -131,7 +146,7 @@ CapturedGraph::CapturedGraph(std::shared_ptr<Stream> stream, const std::vector<B
     : stream_(std::move(stream)), ops_(ops) {
     const Scope scope(stream_->gpu());
     many_.times = static_cast<int>(times_at_once(ops_.size()));
-    loops_ = ops_.size() == 1 && ops_[0].code && kernel_of(ops_[0]).steps_at;
+    loops_ = ops_.size() == 1 && ops_[0].code && kernel_of(ops_[0]).tail_at;
     if (loops_) many_.times = 1;  // of a launch that runs many steps
     find_order();
     try {
@@ -252,12 +267,17 @@ void CapturedGraph::launch_loop(int64_t steps, int64_t slices, const Operands& o
     const Scope scope(stream_->gpu());
     const BoundOp& op = ops_[0];
     const CudaKernel& kernel = kernel_of(op);
-    looped_.resize((op.args->bytes + sizeof(Chunk) - 1) / sizeof(Chunk));
-    std::memcpy(looped_.data(), op.args.get(), op.args->bytes);
-    auto& args = *reinterpret_cast<ArgBlock*>(looped_.data());
-    for (auto [operand, at] : operands)
-        const_cast<Operand&>(args.operand(operand)).ptr = const_cast<void*>(at);
-    set_steps(kernel, args, steps, slices);
+    looped_.resize((kernel.tail_bytes + sizeof(Chunk) - 1) / sizeof(Chunk));
+    char* const tail = reinterpret_cast<char*>(looped_.data());
+    std::memcpy(tail, passed_of(kernel, *op.args), kernel.tail_bytes);
+    const int64_t numbers[] = {steps, slices};
+    std::memcpy(tail + SequenceTail::steps, numbers, sizeof numbers);
+    auto** const kept = reinterpret_cast<const void**>(tail + SequenceTail::kept);
+    auto** const operand_at = kept + kernel.fed.size();
+    for (auto [operand, at] : operands) {
+        const auto fed = std::find(kernel.fed.begin(), kernel.fed.end(), operand);
+        kept[fed - kernel.fed.begin()] = std::exchange(operand_at[operand], at);
+    }
     CUlaunchAttribute early = {};
     early.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
     early.value.programmaticStreamSerializationAllowed = 1;
@@ -270,7 +290,7 @@ void CapturedGraph::launch_loop(int64_t steps, int64_t slices, const Operands& o
     config.hStream = stream_->handle();
     config.attrs = &early;
     config.numAttrs = stream_->gpu().compute_major < 9 ? 0 : 1;
-    void* parameters[] = {&args};
+    void* parameters[] = {tail};
     const CUresult result = cu.cuLaunchKernelEx(&config, function_of(op), parameters, nullptr);
     if (result != CUDA_SUCCESS)  // no text is made for a launch that goes well
         check_call(result, cat("the launch of ", op.op, " (", kernel.name, ")").c_str());
@@ -305,7 +325,7 @@ void CapturedGraph::rebind(int op, const ArgBlock& args) {
     const Driver& cu = driver();
     const Scope scope(stream_->gpu());
     write_late(static_cast<size_t>(op), const_cast<ArgBlock&>(args));
-    void* parameters[] = {const_cast<ArgBlock*>(&args)};
+    void* parameters[] = {passed_of(kernel_of(bound), args)};
     const CUDA_KERNEL_NODE_PARAMS params = node_params(bound, parameters);
     for (const Run* run : {&one_, &many_})
         for (size_t i = static_cast<size_t>(op); i < run->nodes.size(); i += ops_.size())

@@ -1,8 +1,6 @@
 // A plan as one CUDA graph, built node by node: a kernel node an op, an edge a wait.
 #pragma once
 
-#include <cstring>
-
 #include "core/run/backend.h"
 #include "kernels/cuda/stream.h"
 #include "kernels/cuda/target.h"
@@ -14,11 +12,14 @@ inline CUfunction function_of(const BoundOp& op) {
     return static_cast<const LoadedKernel*>(op.code.get())->function;
 }
 
-/// How many steps a launch of the kernel runs on each of so many slices.
-inline void set_steps(const CudaKernel& kernel, ArgBlock& args, int64_t steps, int64_t slices = 1) {
-    const int64_t numbers[] = {steps, slices};
-    std::memcpy(reinterpret_cast<char*>(&args) + kernel.steps_at, numbers, sizeof numbers);
+/// What the kernel gets of its argument block.
+inline void* passed_of(const CudaKernel& kernel, const ArgBlock& args) {
+    auto* const block = reinterpret_cast<const char*>(&args);
+    return const_cast<char*>(block + kernel.tail_at);
 }
+
+/// The tail of a sequence for one step on one slice, which is not kept.
+void write_tail(const CudaKernel& kernel, ArgBlock& args);
 
 /// How often a plan of so many launches stands in a graph of many steps.
 int64_t times_at_once(size_t launches);
@@ -72,7 +73,7 @@ class CapturedGraph : public Captured {
     std::vector<bool> urgent_;  // by op: before what runs beside it; empty: all alike
     Run one_, many_;
     bool loops_ = false;         // the plan is one launch that can run many steps
-    std::vector<Chunk> looped_;  // the argument block of the last such launch
+    std::vector<Chunk> looped_;  // what the last such launch was given
 };
 
 /// The same ops as a chain in their order, an event before each and behind the last.

@@ -176,7 +176,7 @@ class RowSumsText {
         const BlockLayout own(one);
         KernelText part;
         part.name = text_.name;
-        std::string body = block_type(own);
+        std::string body = block_type(own.bytes);
         if (k == 0) {
             body += row_parts(op_, limits_);
         } else {

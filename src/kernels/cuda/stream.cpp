@@ -138,6 +138,14 @@ void Stream::upload(void* to, std::span<const Part> parts) {
     AICF_CU(cu, cuMemcpyHtoDAsync, address(to), staged, bytes, stream_);
 }
 
+char* Stream::staged(uint64_t bytes) {
+    const Scope scope(gpu_);
+    uint64_t got = bytes;
+    char* const at = stage(bytes, &got);
+    check(got == bytes, "cuda: a launch's operands find no room in the staging memory");
+    return at;
+}
+
 void Stream::download(void* to, const void* from, uint64_t bytes) {
     const Driver& cu = driver();
     const Scope scope(gpu_);

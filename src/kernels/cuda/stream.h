@@ -33,6 +33,9 @@ class Stream : public std::enable_shared_from_this<Stream> {
         uint64_t bytes;
     };
     void upload(void* to, std::span<const Part> parts);
+    /// Pinned memory of so many bytes for what is enqueued next, at most a half of the staging
+    /// memory.
+    char* staged(uint64_t bytes);
     /// Device to host, complete on return.
     void download(void* to, const void* from, uint64_t bytes);
     void copy(void* to, const void* from, uint64_t bytes);

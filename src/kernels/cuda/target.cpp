@@ -33,7 +33,10 @@ std::shared_ptr<CudaKernel> kernel_of(const KernelText& text, const LoweredOp& o
 void complete(CudaKernel& kernel, const LoweredOp& op) {
     kernel.tail_bytes = tail_bytes(op);
     kernel.block_bytes = static_cast<uint32_t>(BlockLayout(op).bytes);
-    if (op.def == sequence_def()) kernel.steps_at = steps_at(op);
+    if (op.def == sequence_def()) {
+        kernel.tail_at = kernel.block_bytes - kernel.tail_bytes;
+        for (const int64_t in : op.attrs.ints("fed")) kernel.fed.push_back(static_cast<int>(in));
+    }
     // The end of a net reads its weights early, where that is by whole 16 bytes.
     const auto is_tail = [](const LoweredOp& one) {
         return one.members.empty() && !one.body.empty() && tail_region(one);

@@ -13,7 +13,8 @@ struct CudaKernel : Kernel {
     unsigned blocks = 1, threads = 1, shared = 0;
     uint32_t block_bytes = 0;
     int64_t nanoseconds = 0;  // that it takes by the model, its launch included
-    uint32_t steps_at = 0;    // byte of its block that holds how many steps a launch runs; 0: one
+    uint32_t tail_at = 0;     // of a sequence: byte of its block where its tail begins, else 0
+    std::vector<int> fed;     // of a sequence: inputs of which each slice has its own
     std::vector<TensorMap> maps;
     std::vector<int> early;  // inputs that it may read before what it waits for is done
     bool asks = false;       // it reads early, but for what its block says is late (kLateAt)
