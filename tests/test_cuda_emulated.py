@@ -444,6 +444,8 @@ print(step.lowered[-1]["kernel"], found[0] == found[1])
         (128, 512, "tf32", False, "gemm_f32_tf32_near_16x32_boxes_4"),
         (120, 1000, "float32", False, "gemm_f32_near_32x32_8"),
         (120, 1000, "float32", True, "gemm_f32_near_32x32_8"),
+        (1030, 256, "float32", False, "gemm_f32_32x32"),
+        (1024, 256, "float32", True, "gemm_f32_64x32"),
         (128, 520, "bfloat16", True, "gemm_bf16_near_32x32_boxes_5"),
         (2, 512, "float32", False, "gemm_f32_near_8x16_4"),
         (2, 512, "bfloat16", True, "gemm_bf16_thin"),

@@ -185,19 +185,22 @@ def test_the_edges_and_priorities_of_a_graph(driver, tail, major, launches, earl
 ROOM = """
 import aicf
 from aicf import _core
-for beside in (False, True):
+for others in ("none", "beside", "behind"):
     for rows in {rows}:
         g = aicf.Graph("room")
-        y = aicf.softmax(g.input("x", (rows, 2048)))
-        g.output("y", aicf.softmax(y * 2.0))
-        if beside:
+        y = aicf.softmax(aicf.softmax(g.input("x", (rows, 2048))) * 2.0)
+        g.output("y", y)
+        if others == "beside":
             g.output("z", aicf.cumsum(g.input("w", (512, 512)), 0))
+        elif others == "behind":
+            g.output("z", aicf.cumsum(y, 0))
+            g.output("v", aicf.softmax(y, 0))
         if {compiles}:
             _core.cuda_cubins(_core.cuda_programs(g._core, _core.pass_names()), "sm_90a")
             continue
         before = early()
         step = g.compile(device="cuda")
-        print(beside, early() - before, *(size[0] for size in step._launch_sizes()))
+        print(others, early() - before, *(size[0] for size in step._launch_sizes()))
 """
 EARLY = """
 import ctypes
@@ -208,7 +211,7 @@ early = ctypes.CDLL("libcuda.so.1").fake_cuda_early
 CROWD = """
 import aicf
 from aicf import _core
-for rows, width in ((16, 512), (1024, 256), (1024, 1024)):
+for rows, width in ((16, 512), (1030, 256), (1024, 1024)):
     g = aicf.Graph("crowd")
     y = g.input("x", (rows, width))
     for i in range(2):
@@ -233,13 +236,13 @@ def test_products_of_more_blocks_than_processors_wait(driver):
     out, _ = run(driver, EARLY + CROWD.format(compiles=False), FAKE_CUDA_MAJOR=9)
     assert out.splitlines() == [
         "16 512 True False False",
-        "1024 256 True True True",
+        "1030 256 True True True",
         "1024 1024 False True True",
     ]
 
 
 def test_the_room_of_a_kernel_that_gets_ready(driver):
-    """In a row any number of blocks; beside others those of half the processors of a device."""
+    """Where nothing runs beside any number of blocks, those of half the processors elsewhere."""
     rows = [33, 34, 67]
     subprocess.run(
         [sys.executable, "-c", ROOM.format(rows=rows, compiles=True)],
@@ -249,11 +252,12 @@ def test_the_room_of_a_kernel_that_gets_ready(driver):
     out, _ = run(driver, EARLY + ROOM.format(rows=rows, compiles=False))
     found = set()
     for line in out.splitlines():
-        beside, early, *blocks = line.split()
+        others, early, *blocks = line.split()
         both = int(blocks[0]) + int(blocks[1])
-        assert (int(early) > 0) == (beside == "False" or both <= 66), line
-        found.add((beside, both))
-    assert {("False", 134), ("True", 66)} <= found and max(found) > ("True", 66)
+        assert (int(early) > 0) == (others != "beside" or both <= 66), line
+        found.add((others, both))
+    kinds = ("none", "beside", "behind")
+    assert {(others, both) for others in kinds for both in (66, 134)} <= found
 
 
 WEIGHTS = """

@@ -28,7 +28,7 @@ std::optional<DType> read_as(const std::string& math) {
 bool fits_group(const Choice& choice) {
     if (choice.thin) return true;
     const Tiling& t = *choice.tiling;
-    return t.pair <= 1 && t.wide == 1 && choice.shares && !choice.cluster &&
+    return t.pair <= 1 && t.wide == 1 && choice.shares && !choice.cluster && !choice.pairs &&
            t.threads * std::max(choice.groups, 1) <= kGroupThreads;
 }
 
@@ -163,7 +163,8 @@ void Gemm::add_update(const Limits& limits, std::vector<Choice>& choices) const 
                    choice.tiling->part_m * choice.tiling->part_n > most;
         });
     std::erase_if(choices, [](const Choice& choice) {  // 128 registers are too few there
-        return choice.groups && choice.tiling->part_m == 8;
+        return (choice.groups && choice.tiling->part_m == 8) ||
+               (!choice.thin && choice.tiling->whole);
     });
     const int64_t room = tensor ? kTensorUpdateThreads : kUpdateThreads;
     for (Choice& choice : choices) {
@@ -228,6 +229,7 @@ std::vector<Choice> Gemm::choices(const Limits& limits) const {
         return found;
     if (!tensor) {
         if (tiled) size > 4 ? add(kDouble) : add(kScalar);
+        if (tiled && a.dtype == DType::f32) add_pairs(problem, limits, found);
         if (near) add_near(problem, limits, found);
     } else if (limbs) {
         Problem whole = problem;

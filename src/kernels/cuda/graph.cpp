@@ -121,6 +121,27 @@ std::vector<uint32_t> late_of(const BoundOp& op, const BoundOp& next) {
     return late;
 }
 
+/// Ops that run alone: each other one ends before it begins, or begins when it is done. Up to it
+/// nothing else is left that no op waits for, nor from it on anything that waits for none.
+std::vector<char> run_alone(const std::vector<std::vector<int>>& waits,
+                            const std::vector<std::vector<size_t>>& after) {
+    std::vector<char> alone(waits.size(), 1), closed(waits.size(), 0);
+    size_t open = 0;
+    for (size_t i = 0; i < waits.size(); i++) {
+        open++;
+        for (int wait : waits[i]) open -= !std::exchange(closed[static_cast<size_t>(wait)], 1);
+        alone[i] = open == 1;
+    }
+    open = 0;
+    closed.assign(waits.size(), 0);
+    for (size_t i = waits.size(); i-- > 0;) {
+        open++;
+        for (size_t next : after[i]) open -= !std::exchange(closed[next], 1);
+        alone[i] = alone[i] && open == 1;
+    }
+    return alone;
+}
+
 }  // namespace
 
 void write_tail(const CudaKernel& kernel, ArgBlock& args) {
@@ -163,7 +184,7 @@ CapturedGraph::~CapturedGraph() { destroy(); }
 /// Where ops run side by side, those on the way through the step that takes longest come first.
 /// From 9.0 on a kernel gets ready while the one that it waits for still runs (begin_kernel()), if
 /// neither waits or is waited for by others, and the one that it waits for writes nothing that this
-/// one reads early. Its blocks take room then: of what runs beside, at most half.
+/// one reads early. Its blocks take room then: where others run beside, at most half.
 void CapturedGraph::find_order() {
     std::vector<std::vector<int>> waits;
     std::vector<int64_t> takes;
@@ -181,16 +202,16 @@ void CapturedGraph::find_order() {
     early_.assign(ops_.size(), -1);
     late_.assign(ops_.size(), {});
     if (stream_->gpu().compute_major < 9) return;
-    size_t waiting = starts_.size() * ends_.size();
-    for (const std::vector<size_t>& next : after) waiting += next.size();
-    const bool row = waiting == ops_.size();
+    const std::vector<char> alone = run_alone(waits, after);
+    const bool row = !std::count(alone.begin(), alone.end(), 0);
     const auto room = static_cast<unsigned>(stream_->gpu().processors) / 2;
     for (size_t i = 0; i < ops_.size(); i++) {
         const bool end = after[i].empty();  // the starts of the next time wait for it
         const std::vector<size_t>& next = end ? starts_ : after[i];
         if (next.size() != 1 || (end ? ends_.size() : waits[next[0]].size()) != 1) continue;
         const unsigned blocks = blocks_of(ops_[i]) + blocks_of(ops_[next[0]]);
-        if ((row || blocks <= room) && !writes_early(ops_[i], ops_[next[0]]) &&
+        const bool by_itself = row || (!end && alone[i] && alone[next[0]]);
+        if ((by_itself || blocks <= room) && !writes_early(ops_[i], ops_[next[0]]) &&
             !crowds(kernel_of(ops_[next[0]]), stream_->gpu().processors))
             early_[i] = static_cast<int>(next[0]);
         if (early_[i] >= 0) late_[next[0]] = late_of(ops_[i], ops_[next[0]]);

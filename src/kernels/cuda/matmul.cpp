@@ -87,10 +87,12 @@ static bool is_one_product(const LoweredOp& op) {
     return op.members.empty() && anchor(op).gemm && (op.body.empty() || product_region(op));
 }
 
-/// Those that decide whether a product shares a launch: it takes a cluster for its chunks alone.
+/// Those that decide whether a product shares a launch: it takes a cluster, or groups of a block,
+/// for its chunks alone.
 static std::vector<Choice> shared_choices(const LoweredOp& op, const Limits& limits) {
     std::vector<Choice> choices = Gemm(op).choices(limits);
-    std::erase_if(choices, [](const Choice& one) { return one.cluster && !one.tiling->pair; });
+    std::erase_if(
+        choices, [](const Choice& one) { return one.pairs || (one.cluster && !one.tiling->pair); });
     return choices;
 }
 
@@ -241,6 +243,8 @@ class ProductText : Gemm {
             tensor ? add_near_mma() : add_near();
         else if (choice.tiling->pair)
             add_roles();
+        else if (choice.pairs)
+            add_pairs();
         else
             add_tiles();
     }
@@ -637,6 +641,7 @@ class ProductText : Gemm {
                       (choice.parts == 1 || updates_behind(op)) * t.m * t.n) *
                      size;
         text_.shared = static_cast<uint32_t>(shared);
+        text_.begins = !tensor && a.dtype == DType::f32 && t.part_m * t.part_n <= 32;
         if (tensor) text_.includes = {"mma.cuh"};
         if (choice.cluster) {
             text_.includes = {"matmul_cluster.cuh"};
@@ -651,6 +656,21 @@ class ProductText : Gemm {
                           tensor ? cat(t.stages, ", ") : "", choice.parts,
                           tensor || choice.cluster ? "" : cat(", ", parts_of_lot()),
                           ", @_Shape>(grid, @_Put{block}, x0, x1, ", room, ");\n}\n");
+    }
+
+    /// Whose two groups take a chunk each.
+    void add_pairs() {
+        const Tiling& t = *choice_->tiling;
+        text_.includes = {"matmul_cluster.cuh"};
+        text_.threads = 2 * t.threads;
+        text_.resident = t.resident / 2;
+        text_.blocks = choice_->blocks;
+        text_.shared = static_cast<uint32_t>(
+            8 * (int64_t{t.stages} * t.k * (t.m + t.n + 8) + int64_t{t.m} * t.n));
+        text_.begins = true;
+        text_.body +=
+            cat(body_head(op, layout_), "    gemm_tiled_groups<", t.m, ", ", t.n, ", ", t.part_m,
+                ", ", t.part_n, ", ", t.k, ", 2, @_Shape>(grid, @_Put{block}, x0, x1);\n}\n");
     }
 
     /// The source and the function of a kernel whose warps have roles.

@@ -299,7 +299,7 @@ struct Piece {
 /// stores it to shared memory as [k][row], rounded to As and as wide as sums. (cp.async would copy
 /// four bytes at a time where k lies side by side.)
 template <int Rows, int BK, int Threads, int64_t Size, int64_t RowStep, int64_t KStep, class As,
-          class E>
+          class E, int Groups = 1>
 struct Carrier {
     typedef Wide<E> A;
     static constexpr int pitch = Rows + 4, count = Rows * BK / Threads;
@@ -319,11 +319,15 @@ struct Carrier {
         : from(tile + first_row() * RowStep + first_term() * KStep),
           rows(rows_left < Rows ? int(rows_left) - first_row() : Rows),
           held{} {}
+    /// This thread's number in its group.
+    __device__ __forceinline__ static uint32_t own() {
+        return Groups == 1 ? threadIdx.x : threadIdx.x % Threads;
+    }
     __device__ __forceinline__ static int first_row() {
-        return lines_along_k ? threadIdx.x / line : threadIdx.x % line * each;
+        return lines_along_k ? own() / line : own() % line * each;
     }
     __device__ __forceinline__ static int first_term() {
-        return lines_along_k ? threadIdx.x % line * each : threadIdx.x / line;
+        return lines_along_k ? own() % line * each : own() / line;
     }
     /// Where element x of a share lies, from the first on.
     __device__ __forceinline__ static int row(int x) {
@@ -347,6 +351,17 @@ struct Carrier {
             if (has_row(x)) {
                 const auto some = *reinterpret_cast<const Pack<E, each>*>(from + row(x) * RowStep +
                                                                           term(x) * KStep);
+#pragma unroll
+                for (int y = 0; y < each; y++) held[x + y] = some.at[y];
+            }
+    }
+    /// The same past the first cache.
+    __device__ __forceinline__ void load_early() {
+#pragma unroll
+        for (int x = 0; x < count; x += each)
+            if (has_row(x)) {
+                const auto some = load_far(reinterpret_cast<const Pack<E, each>*>(
+                    from + row(x) * RowStep + term(x) * KStep));
 #pragma unroll
                 for (int y = 0; y < each; y++) held[x + y] = some.at[y];
             }
@@ -544,15 +559,16 @@ __device__ __forceinline__ void add_fours(float (&v)[4], const At& at) {
 }
 
 /// The tiles of both operands from which a block computes BM x BN and a thread TM x TN of it: two
-/// of each, BK deep, one in use and one being stored.
-template <int BM, int BN, int TM, int TN, int BK, class Shape, class E>
+/// of each, BK deep, one in use and one being stored. Groups: of a block, each of which has its
+/// own.
+template <int BM, int BN, int TM, int TN, int BK, class Shape, class E, int Groups = 1>
 struct TilePairs {
     static constexpr int threads = BM / TM * (BN / TN), tile_a = BK * (BM + 4),
                          size = BK * (BM + BN + 8);
     typedef Wide<E> A;
     typedef typename Shape::As As;
-    typedef Carrier<BM, BK, threads, Shape::m, Shape::a_row, Shape::a_col, As, E> CarrierA;
-    typedef Carrier<BN, BK, threads, Shape::n, Shape::b_col, Shape::b_row, As, E> CarrierB;
+    typedef Carrier<BM, BK, threads, Shape::m, Shape::a_row, Shape::a_col, As, E, Groups> CarrierA;
+    typedef Carrier<BN, BK, threads, Shape::n, Shape::b_col, Shape::b_row, As, E, Groups> CarrierB;
     CarrierA a;
     CarrierB b;
     bool aligned;
@@ -564,11 +580,11 @@ struct TilePairs {
 
     /// 16 neighbouring lanes read 8 groups of rows and 2 of columns: no bank twice.
     __device__ __forceinline__ static int row() {
-        const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+        const int lane = threadIdx.x % 32, warp = CarrierA::own() / 32;
         return warp % (BM / (8 * TM)) * (8 * TM) + lane / 2 % 8 * 4;
     }
     __device__ __forceinline__ static int col() {
-        const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+        const int lane = threadIdx.x % 32, warp = CarrierA::own() / 32;
         return warp / (BM / (8 * TM)) * (4 * TN) + (lane / 16 * 2 + lane % 2) * 4;
     }
 
@@ -581,12 +597,41 @@ struct TilePairs {
           left(terms),
           rows(room + row()),
           cols(room + tile_a + col()),
-          free(room + size) {
-        load();
+          free(room + size) {}
+    /// Whether a tile that the kernel before does not write is on its way before this one waits for
+    /// it; more sums leave no registers for that.
+    static constexpr bool begins = sizeof(E) == 4 && TM * TN <= 32;
+    /// Brings the first ones.
+    template <class Put>
+    __device__ __forceinline__ void begin(A* room, const Put& put) {
+        if constexpr (begins)
+            load_early(put);
+        else
+            load();
         store(room);
         load();
-        __syncthreads();
+        wait();
         read(0, 0);
+    }
+    template <class Put>
+    __device__ __forceinline__ void load_early(const Put& put) {
+        if (!aligned || left < BK) {
+            begin_kernel();
+            return load();
+        }
+        const bool a_late = put.a_is_late(), b_late = put.b_is_late();
+        if (!a_late) a.load_early();
+        if (!b_late) b.load_early();
+        begin_kernel();
+        if (a_late) a.load();
+        if (b_late) b.load();
+        go_on();
+    }
+    __device__ __forceinline__ static void wait() {
+        if constexpr (Groups == 1)
+            __syncthreads();
+        else
+            wait_for(1 + threadIdx.x / threads, threads);
     }
     __device__ __forceinline__ void load() {
         if (aligned && left >= BK) {
@@ -596,6 +641,9 @@ struct TilePairs {
             a.load_some(left);
             b.load_some(left);
         }
+        go_on();
+    }
+    __device__ __forceinline__ void go_on() {
         left -= BK;
         a.from += BK * Shape::a_col;
         b.from += BK * Shape::b_row;
@@ -614,7 +662,7 @@ struct TilePairs {
 #pragma unroll
         for (int p = 0; p < BK; p++) {
             if (p + 1 == BK) {
-                __syncthreads();
+                wait();
                 rows += turn;
                 cols += turn;
                 free -= turn;
@@ -675,6 +723,7 @@ __device__ __forceinline__ void gemm_tiled(const Grid& grid, const Put& put, con
                     a + Shape::A::at(place.batch) + place.i0 * Shape::a_row + begin * Shape::a_col,
                     b + Shape::B::at(place.batch) + place.j0 * Shape::b_col + begin * Shape::b_row,
                     Shape::m - place.i0, Shape::n - place.j0, terms);
+        pairs.begin(room, put);
         A acc[TM][TN];
         const int count = int((terms + Shape::chunk - 1) / Shape::chunk);
 #pragma unroll 1

@@ -1,5 +1,5 @@
-// Products by the tiles of matmul.cuh whose chunks of k clusters of two blocks share: both are
-// there when either adds, so each adds half of a tile.
+// Products by the tiles of matmul.cuh whose chunks of k clusters of two blocks share, or groups of
+// a block's threads: all are there when any adds, so each adds its share of a tile.
 #pragma once
 
 #include "copy_engine.cuh"
@@ -69,6 +69,7 @@ __device__ __forceinline__ void gemm_tiled_cluster(const Grid& grid, const Put& 
                 a + Shape::A::at(place.batch) + place.i0 * Shape::a_row + begin * Shape::a_col,
                 b + Shape::B::at(place.batch) + place.j0 * Shape::b_col + begin * Shape::b_row,
                 Shape::m - place.i0, Shape::n - place.j0, terms);
+    pairs.begin(reinterpret_cast<float*>(shared), put);
     const int count = int((terms + Shape::chunk - 1) / Shape::chunk);
 #pragma unroll 1
     for (int chunk = 0; chunk < count; chunk++) {
@@ -85,6 +86,46 @@ __device__ __forceinline__ void gemm_tiled_cluster(const Grid& grid, const Put& 
     if constexpr (Parts > 2)
         if (!arrive_last(counters + place.tile * 2 + rank, Parts / 2)) return;
     put_share<Pairs, TN, lots, lots / 2, chunks, Shape>(put, place, sums, int(rank) * (lots / 2));
+}
+
+/// The same of f32 where each of `Groups` groups of a block's threads takes a chunk: their sums
+/// meet in shared memory, where each group adds those of its share of the tile.
+template <int BM, int BN, int TM, int TN, int BK, int Groups, class Shape, class Put>
+__device__ __forceinline__ void gemm_tiled_groups(const Grid& grid, const Put& put, const float* a,
+                                                  const float* b) {
+    typedef Piece<Shape, BM, BN> Place;
+    typedef TilePairs<BM, BN, TM, TN, BK, Shape, float, Groups> Pairs;
+    constexpr int threads = Pairs::threads, lots = TM * TN / 4, rest = int(Shape::k % BK),
+                  share = lots / Groups < 4 ? 4 : lots / Groups;
+    static_assert(Shape::chunk % BK == 0 && lots % share == 0);
+    static_assert((Groups - 1) * Shape::chunk < Shape::k && Shape::k <= Groups * Shape::chunk);
+    extern __shared__ __align__(16) char shared[];
+    const int group = threadIdx.x / threads;
+    float* const room = reinterpret_cast<float*>(shared) + group * 2 * Pairs::size;
+    auto* const sums = reinterpret_cast<Pack<float, 4>*>(reinterpret_cast<float*>(shared) +
+                                                         Groups * 2 * Pairs::size) +
+                       threadIdx.x % threads;
+    for (uint32_t u = grid.block; u < Place::tiles; u += grid.blocks) {
+        const Place place(u);
+        const int64_t begin = group * Shape::chunk, left = Shape::k - begin,
+                      terms = left < Shape::chunk ? left : Shape::chunk;
+        Pairs pairs(room,
+                    a + Shape::A::at(place.batch) + place.i0 * Shape::a_row + begin * Shape::a_col,
+                    b + Shape::B::at(place.batch) + place.j0 * Shape::b_col + begin * Shape::b_row,
+                    Shape::m - place.i0, Shape::n - place.j0, terms);
+        pairs.begin(room, put);
+        float acc[TM][TN] = {};
+        const int whole = int(terms / BK);
+#pragma unroll 1
+        for (int s = 0; s < whole; s++) pairs.add_tile(acc);
+        if constexpr (rest > 0)
+            if (terms < Shape::chunk) pairs.template add_rest<rest>(acc);
+        leave_chunk<threads>(sums + group * (lots * threads), acc);
+        __syncthreads();
+        if (group * share < lots)
+            put_share<Pairs, TN, lots, share, Groups, Shape>(put, place, sums, group * share);
+        __syncthreads();  // the next tile goes where this one was read
+    }
 }
 
 }  // namespace aicf

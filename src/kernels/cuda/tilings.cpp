@@ -134,6 +134,7 @@ void add_choices(const Tiling& t, const Problem& p, const Limits& limits,
     if (group > processors) return;  // all blocks of a cluster run at once
     const int64_t tiles =
         p.batches * ceil_div(p.m, t.m * high) * ceil_div(p.n, t.n * t.wide) * group;
+    if (t.whole && 2 * tiles <= processors) return;
     const int64_t result = t.m * t.n * p.size;
     const auto useless =
         static_cast<double>(p.m <= t.m ? high : 1);  // blocks of no rows beside one
@@ -144,7 +145,7 @@ void add_choices(const Tiling& t, const Problem& p, const Limits& limits,
     const int64_t at_once = group > 2 ? std::max(processors * 10 / 11, group) : processors;
     const bool passes = t.k == 8 && std::min(p.m, p.n) <= far_rows &&
                         p.batches * std::max(p.m, p.n) * p.k * p.size >= far_bytes;
-    const int64_t most = p.tensor ? grains : std::min<int64_t>(grains, 64);
+    const int64_t most = t.whole ? 1 : p.tensor ? grains : std::min<int64_t>(grains, 64);
     const auto more = [&](int64_t wanted) {  // twice as many parts, then one a cut
         return std::max(std::min(p.tensor ? grains : 2 * wanted, grains), wanted + 1);
     };
@@ -333,6 +334,23 @@ void add_clusters(const Tiling& t, const Problem& p, const Limits& limits,
 // alone: the next step's blocks begin beside the last ones of an update's.
 static constexpr int64_t kNearRoom = 224 << 10, kNearAlone = 180 << 10;
 
+void add_pairs(const Problem& p, const Limits& limits, std::vector<Choice>& choices) {
+    constexpr double joining = 2000;  // cycles
+    constexpr int64_t resident = 2;
+    const Tiling& t = kPairTile;
+    const int64_t processors = std::max(limits.processors, 1);
+    Choice choice{&t, p.batches * ceil_div(p.m, t.m) * ceil_div(p.n, t.n)};
+    if (ceil_div(p.k, p.grain) != 2 || 2 * choice.tiles <= processors) return;
+    choice.blocks = choice.tiles;
+    choice.pairs = true;
+    const int64_t each = ceil_div(choice.tiles, processors);
+    const auto together = static_cast<double>(2 * std::min(each, resident));
+    choice.cycles =
+        static_cast<double>(ceil_div(each, resident)) *
+        (joining + static_cast<double>(p.grain) * std::max(t.alone, t.share * together));
+    choices.push_back(choice);
+}
+
 /// Bytes of the sums of a block's groups that do not lie where operands were.
 static int64_t near_sums(const Tiling& t, int64_t groups, int64_t chunks) {
     return groups > 1 && groups < chunks ? 4 * chunks * t.m * t.n : 0;
@@ -509,7 +527,7 @@ std::string name_of(const Choice& choice) {
                                         : "",
                reads[static_cast<size_t>(choice.reads)], choice.run ? "_runs" : "",
                choice.cluster ? cat("_cluster_", choice.cluster) : "",
-               choice.parts > 1 ? cat("_", choice.parts) : "");
+               choice.pairs ? "_groups_2" : "", choice.parts > 1 ? cat("_", choice.parts) : "");
 }
 
 template <size_t Count>

@@ -21,6 +21,7 @@ struct Tiling {
     int writers = 0;      // of wgmma: warpgroups that take what follows the product
     int wide = 1;         // of wgmma: blocks that share a tile of A
     bool narrow = false;  // of wgmma: for products of 16-bit operands alone
+    bool whole = false;   // takes all of k, where most processors have a tile then
 
     /// Whether a block has registers for the sum of the cuts it has done; where A goes through
     /// registers as words, too, 192 columns leave none.
@@ -31,10 +32,15 @@ struct Tiling {
     bool alternates() const { return n <= 128; }
 };
 
-inline constexpr Tiling kScalar[] = {{128, 128, 8, 2, 8, 16, 128, 2, 145, 165, 0, 9000},
-                                     {64, 128, 16, 2, 8, 8, 128, 3, 75, 88, 0, 1000},
-                                     {64, 64, 8, 2, 8, 4, 128, 4, 44, 54},
-                                     {32, 32, 8, 2, 4, 4, 64, 8, 16.4, 44}};
+inline constexpr Tiling kScalar[] = {
+    {128, 128, 8, 2, 8, 16, 128, 2, 145, 165, 0, 9000},
+    {64, 128, 16, 2, 8, 8, 128, 3, 75, 88, 0, 1000},
+    {64, 64, 16, 2, 8, 4, 128, 4, 44, 50},
+    {64, 32, 16, 2, 4, 4, 128, 4, 27, 27, 0, 1300, false, 0, 1, false, true},
+    {32, 32, 16, 2, 4, 4, 64, 8, 15.4, 38, 0, 800}};
+// The same, of which two groups of a block's threads take a chunk of k each: a k takes `share`
+// cycles of each group.
+inline constexpr Tiling kPairTile = {64, 64, 16, 2, 8, 4, 128, 4, 43, 50};
 // Of near.cuh: a k takes `alone` cycles and `share` for each group of threads on a processor.
 inline constexpr Tiling kNear[] = {
     {8, 16, 32, 4, 2, 2, 32, 16, 4.4, 14}, {16, 16, 32, 4, 2, 2, 64, 8, 6.2, 20},
@@ -105,6 +111,7 @@ struct Choice {
     Reads reads = Reads::lying;     // by wgmma
     bool words = false;             // whose first operand goes through registers
     int groups = 0;                 // of threads, by near.cuh; 0: another kernel
+    bool pairs = false;             // two groups of threads by larger tiles
     bool boxes = false;             // whose operands the copy engine brings, by near_boxes.cuh
     bool shares = true;             // can be a member of a group, if it is small enough
     // Of parts by wgmma: turns in which the sums of a tile are added, tiles of a round.
@@ -148,6 +155,8 @@ void add_clusters(const Tiling& t, const Problem& p, const Limits& limits,
 /// Bytes of what a block of near_boxes.cuh reads, with a barrier for each box of 128 bytes along k,
 /// which is cut at multiples of `cut`.
 int64_t box_room(const Tiling& t, int64_t k, int64_t cut, int64_t element);
+/// Two groups of a block that take a chunk of a tile each, where there are two.
+void add_pairs(const Problem& p, const Limits& limits, std::vector<Choice>& choices);
 /// Those of near.cuh, and of near_mma.cuh and near_boxes.cuh.
 void add_near(const Problem& p, const Limits& limits, std::vector<Choice>& choices);
 void add_near_mma(const Problem& p, const Limits& limits, std::vector<Choice>& choices);
