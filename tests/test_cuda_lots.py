@@ -59,8 +59,11 @@ def test_limits_of_operands():
     """One comparison for an element where all functions have arguments that follow from it."""
     text = launch(chain, (LOTS,))
     (limit,) = (line for line in text.splitlines() if "const float most0" in line)
+    (least,) = (line for line in text.splitlines() if "const float least0" in line)
     assert "near_limit(65536.0f, scalar::abs(u1), scalar::abs(u2)), 86.0f)" in limit
-    assert "_near(near" not in text and text.count("_near(within") == 3
+    assert least.endswith("86.0f), 9.3f);")
+    assert "_near(near" not in text and text.count("_near(within") == 5
+    assert text.count("exp_normal(") == 1
     text = launch(two, (LOTS,), (LOTS,))  # a product of both has a comparison of its own
     assert "sin_near(near" in text and "exp_near(" in text
 
@@ -86,11 +89,21 @@ def test_limits_of_what_comes_before():
     assert "scalar::near_limit(0x1p100f, scalar::abs(u1), 0.0f)" in limit
 
 
+REGISTERS = [
+    (chain, 1),
+    (two, 2),
+    (lambda x: (chain(x), aicf.sin(x * 3.0)), 1),
+    (lambda x, y, z: two(x, y) * aicf.exp(-(z * z)), 3),
+    (lambda x: (aicf.sin(x * 2.0) * aicf.exp(-(x * x)), aicf.cos(x * 2.0) * aicf.sigmoid(x)), 1),
+    (lambda x, y: aicf.softplus(x) * aicf.sigmoid(y) * aicf.log(aicf.exp(x) + 1.0), 2),
+]
+
+
 @pytest.mark.parametrize("dtype", ["float32", BF16, "float16"])
 def test_registers(dtype):
     if not _core.cuda_info()["nvrtc"]:
         pytest.skip("NVRTC is not installed (aicf[cuda13])")
-    for make, shapes in ((chain, 1), (two, 2), (MAKES["results"][0], 1)):
+    for make, shapes in REGISTERS:
         text = launch(make, *[(LOTS,)] * shapes, dtype=dtype)
         assert " 0 bytes spill stores" in _core.cuda_log(text, "sm_90a")
 
@@ -106,6 +119,10 @@ def numbers(count, seed):
     x[: count // 4 : 1117] *= 1e6
     x[count // 4 : count // 2 : 97] *= 40
     x[count // 2 : count // 2 + 600 : 3] = rng.integers(0, 2**32, 200, np.uint32).view(np.float32)
+    edge = np.float32(9.3)  # below it e^(-x x) is a normal number
+    x[-20:-5] = [edge + np.float32(k) * np.spacing(edge) for k in range(-7, 8)]
+    x[-40:-25] = -x[-20:-5]
+    x[:1000:7] = np.linspace(9.2, 9.4, 143, dtype=np.float32)
     x[-5:] = 65536.0, -65537.0, np.inf, -np.inf, np.nan
     return x
 

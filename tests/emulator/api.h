@@ -46,6 +46,8 @@ struct Api {
     void (*settled)();
     /// A word was read, which others may be about to change.
     void (*looked)(const volatile u32* at, u32 seen);
+    /// An instruction for global memory alone takes it: one in shared memory ends the run.
+    void (*global)(const void* at);
     /// sum + a b over 8 words of two f16 (0), two bf16 (1) or a tf32 (2), as a tensor core adds.
     float (*mma)(int kind, float sum, const u32* a, const u32* b);
     u32 order;  // what shuffles turns; 0: nothing does

@@ -275,22 +275,30 @@ inline void atom_acq_rel_gpu_global_add_u32(u32& before, u32* at, u32 by) {
 }
 template <class T>
 void ld_global_cg_v4_u32(u32& a, u32& b, u32& c, u32& d, const T* at) {
+    emulated_api.global(at);
     u32 word[4];
     __builtin_memcpy(word, at, 16);
     a = word[0], b = word[1], c = word[2], d = word[3];
 }
 template <class T>
+void ld_global_L1__no_allocate_v4_u32(u32& a, u32& b, u32& c, u32& d, const T* at) {
+    ld_global_cg_v4_u32(a, b, c, d, at);
+}
+template <class T>
 void ld_global_cg_v2_u32(u32& a, u32& b, const T* at) {
+    emulated_api.global(at);
     u32 word[2];
     __builtin_memcpy(word, at, 8);
     a = word[0], b = word[1];
 }
 template <class T>
 void ld_global_cg_u32(u32& to, const T* at) {
+    emulated_api.global(at);
     __builtin_memcpy(&to, at, 4);
 }
 template <class T>
 void ld_global_cg_u16(u32& to, const T* at) {
+    emulated_api.global(at);
     u16 half;
     __builtin_memcpy(&half, at, 2);
     to = half;
@@ -298,6 +306,7 @@ void ld_global_cg_u16(u32& to, const T* at) {
 inline void st_relaxed_gpu_global_u32(u32* at, u32 value) { *at = value; }
 template <class T>
 void ld_acquire_gpu_global_u32(u32& seen, const T* at) {
+    emulated_api.global(at);
     const auto* word = reinterpret_cast<const volatile u32*>(at);
     seen = *word;
     emulated_api.looked(word, seen);

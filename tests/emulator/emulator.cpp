@@ -354,7 +354,13 @@ void read(u32 end) {
 
 // ---- copies -------------------------------------------------------------------------------------
 
+void global(const void* at) {
+    const auto* const to = static_cast<const char*>(at);
+    if (static_cast<u64>(to - current->self.shared) < kShared)
+        broken("an access of global memory by an address in shared memory");
+}
 void copy(u32 to, const void* from, u32 room, u32 bytes) {
+    if (bytes) global(from);
     if (to % room || (bytes && reinterpret_cast<uintptr_t>(from) % room) || bytes > room)
         broken("a copy of " + std::to_string(room) + " bytes that is not aligned");
     current->copies.push_back({to, from, room, bytes});
@@ -616,6 +622,7 @@ void* load(const void* image) {
         arrived,
         settled,
         looked,
+        global,
         mma,
         static_cast<u32>(std::strtoul(std::getenv("EMULATED_ORDER") ?: "0", nullptr, 10)),
         touched,

@@ -36,6 +36,12 @@ AICF_HD float exp_near(bool& near, float x) {
     near &= x <= 44.0f;
     return exp_shifted(at_least(x, -104.0f), 64.0f) * 0x1p-64f;
 }
+// The same of x from -87 to 88, which asks for nothing.
+template <class T>
+AICF_HD T exp_normal(T x) {
+    return exp(x);
+}
+AICF_HD float exp_normal(float x) { return exp_shifted(x, 0.0f); }
 AICF_HD float sigmoid_near(bool& near, float x) {
     near &= abs(x) <= 86.0f;
     const float z = exp_shifted(-x, 0.0f), q = reciprocal(z + 1.0f);

@@ -179,12 +179,12 @@ Team team_of(const std::string& a, int64_t n, int64_t rows, const Limits& limits
 /// are done that read some inputs. Of input k the row begins at @_In<k>::at(r) and its elements lie
 /// as @_Elem<k> says. `beside`: also several elements as they are stored, as across<V> loads and
 /// open<V> makes them, those of rows side by side (@_In) or of one row (@_Elem). `own`: the input
-/// whose elements lie elsewhere by then, as filled_rows.cuh has them; -1: none. `asks`: as RowOf
-/// has it of inputs of any size.
+/// whose elements lie elsewhere by then, as filled_rows.cuh has them; -1: none. `reads`: further
+/// arguments of RowOf.
 std::string row_struct(const LoweredOp& op, const BlockLayout& layout, const std::string& name,
                        const std::vector<int>& read, const std::vector<size_t>& steps,
                        const std::string& value, const std::string& a,
-                       const std::string& beside = "", int own = -1, bool asks = false);
+                       const std::string& beside = "", int own = -1, const char* reads = "");
 /// A function `name`<V>(block, a..., v): V elements in terms of type `a`, `value` once some steps
 /// are done, from those of the inputs that they read.
 std::string terms_text(const std::string& name, const LoweredOp& op, const BlockLayout& layout,
@@ -249,8 +249,9 @@ struct NearLimits {
     std::vector<size_t> steps;
     std::string limits, checks;  // for the head of a body; for each element, of `near`
 };
-/// `one`: which operands are one number for all elements.
-NearLimits near_limits(const LoweredOp& op, const std::vector<bool>& one);
+/// `one`: which operands are one number for all elements. `normal`: those below which exponentials
+/// of what is below 0 are normal numbers, too; none where there is none.
+NearLimits near_limits(const LoweredOp& op, const std::vector<bool>& one, bool normal);
 /// Instructions of an element of a pointwise op or region, about.
 double instructions_of(const LoweredOp& op);
 bool is_function(const LoweredDef& def);       // of scalar.h, or a copy or cast

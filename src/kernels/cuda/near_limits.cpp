@@ -95,7 +95,7 @@ class Bounds {
 
 }  // namespace
 
-NearLimits near_limits(const LoweredOp& op, const std::vector<bool>& one) {
+NearLimits near_limits(const LoweredOp& op, const std::vector<bool>& one, bool normal) {
     static const std::map<std::string, std::string> most = {
         {"sin", "65536.0f"}, {"cos", "65536.0f"}, {"sigmoid", "86.0f"}};
     const Bounds bounds(op, one);
@@ -110,23 +110,26 @@ NearLimits near_limits(const LoweredOp& op, const std::vector<bool>& one) {
         own = smaller_of(own, bound->limit(found->second));
         all.steps.push_back(i);
     }
+    bool some = false;
     // An exponential of what is below 0 asks for nothing but that it be no NaN, which it is not
     // where what it is the square of is finite.
     for (size_t i = 0; i < op.body.size(); i++) {
         if (op.body[i].def->name != "exp") continue;
         const std::optional<Bound> bound = bounds.below_zero_of(op.body[i].inputs[0]);
         if (!bound || !limits.contains(bound->operand)) continue;
-        if (!bound->scale.empty() || !bound->shift.empty()) {
+        if (normal || !bound->scale.empty() || !bound->shift.empty()) {
             std::string& own = limits[bound->operand];
-            own = smaller_of(own, bound->limit("0x1p60f"));
+            own = smaller_of(own, bound->limit(normal ? "9.3f" : "0x1p60f"));
         }
         all.steps.push_back(i);
+        some = true;
     }
-    if (all.steps.size() <= limits.size()) return {};
+    if (normal ? !some : all.steps.size() <= limits.size()) return {};
+    const char* const most_of = normal ? "least" : "most";
     for (const auto& [operand, limit] : limits) {
-        all.limits += cat("    const float most", operand, " = ", limit, ";\n");
+        all.limits += cat("    const float ", most_of, operand, " = ", limit, ";\n");
         all.checks +=
-            cat("near &= scalar::abs(a", operand, "[j]) <= most", operand, ";\n            ");
+            cat("near &= scalar::abs(a", operand, "[j]) <= ", most_of, operand, ";\n            ");
     }
     return all;
 }

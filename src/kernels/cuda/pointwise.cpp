@@ -11,6 +11,10 @@ namespace aicf::cuda {
 
 namespace {
 
+// Where a thread asks for its next lot while it makes one: blocks of a processor, and how many it
+// holds at once.
+constexpr int64_t kAheadBlocks = 32;
+constexpr int kAheadResident = 6;
 constexpr int64_t kLotOperands = 4;       // of two vectors of each, what registers hold
 constexpr double kLotInstructions = 128;  // of an element, up to which a loop's are worth sparing
 
@@ -390,16 +394,21 @@ class PointwiseText {
     }
     /// Of functions of f32 with forms in near.h, a text of those, which say in `near` whether they
     /// hold; nothing where no function has one, or where memory takes longer than any form.
-    std::string taken_near(std::string compute) {
+    /// `normal`: with exponentials that are normal numbers; nothing where there are none.
+    std::string taken_near(std::string compute, bool normal = false) {
         if (wide_type(out_.dtype) != std::string("float")) return {};
         std::vector<std::string> names = {"sin", "cos"};
         if (op_.body.size() > 3) names.insert(names.end(), {"exp", "sigmoid"});
         const auto taken = compute.size();
-        const NearLimits shared = op_.body.size() > 3 ? shared_limits() : NearLimits{};
+        const NearLimits shared = op_.body.size() > 3 ? shared_limits(normal) : NearLimits{};
+        if (normal && shared.steps.empty()) return {};
         for (size_t i : shared.steps) {
             const std::string name = cat("scalar::", op_.body[i].def->name),
                               operand = cat("(", operand_text(op_, op_.body[i].inputs[0]), ")");
-            compute = replaced(compute, name + operand, cat(name, "_near(within, ", operand, ")"));
+            compute = replaced(compute, name + operand,
+                               normal && name == "scalar::exp"
+                                   ? cat("scalar::exp_normal(", operand, ")")
+                                   : cat(name, "_near(within, ", operand, ")"));
         }
         for (const std::string& name : names)
             for (size_t at = 0;
@@ -411,11 +420,11 @@ class PointwiseText {
                    ? compute
                    : cat("bool within = true;\n            ", shared.checks, compute);
     }
-    NearLimits shared_limits() const {
+    NearLimits shared_limits(bool normal) const {
         std::vector<bool> one;
         for (size_t k = 0; k < op_.inputs.size(); k++)
             one.push_back(access_[k].reach == Reach::uniform);
-        return near_limits(op_, one);
+        return near_limits(op_, one, normal);
     }
     static std::string each_of(int width, const std::string& compute) {
         return cat("#pragma unroll\n        for (int j = 0; j < ", width, "; j++) {\n            ",
@@ -440,28 +449,93 @@ class PointwiseText {
     /// Vectors of a lot lie as far apart as the block's threads reach; what ends within one, or has
     /// a large argument, is done vector by vector.
     void loop_of_lots(const std::string& compute, int vectors) {
-        const int apart = kThreads * width_;
-        const auto [loads, stores] = lot_text(vectors);
+        const int apart = kThreads * width_, lot = apart * vectors;
         text_.bound = kThreads;
-        text_.blocks =
-            std::min(ceil_div(count_, int64_t{apart} * vectors), kHeavyBlocks * limits_.processors);
         text_.body += body_head(op_, layout_, raw_) + before_;
-        const std::string near = taken_near(compute);
-        const bool forms = !near.empty();
+        std::vector<std::string> ways;  // the quickest first
+        for (const bool normal : {true, false})
+            if (std::string way = taken_near(compute, normal); !way.empty())
+                ways.push_back(std::move(way));
+        const bool ahead = !ways.empty() && vectors > 1 && reads_one();
+        text_.blocks = std::min(ceil_div(count_, int64_t{lot}),
+                                (ahead ? kAheadBlocks : kHeavyBlocks) * limits_.processors);
+        const auto [loads, stores] = lot_text(vectors);
         text_.body +=
             cat("    const uint32_t n = ", size(), ";\n    const bool wide = ", wide_,
-                ";\n    const uint32_t whole = wide ? n - ", apart * (vectors - 1) + width_ - 1,
-                "u : 0u;\n    for (uint32_t i0 = grid.block * ", apart * vectors,
-                "u + grid.thread() * ", width_, "u; i0 < n; i0 += grid.blocks * ", apart * vectors,
-                "u) {\n        if (i0 < whole) {\n            const uint32_t i = i0;\n",
-                forms ? "            bool near = true;\n" : "", loads,
-                each_of(width_ * vectors, forms ? near : compute),
-                forms ? "            if (near) {\n" : "", stores, "            continue;\n",
-                forms ? "            }\n" : "", "        }\n");
-        text_.body += cat("#pragma unroll 1\n        for (int lot = 0; lot < ", vectors,
+                ";\n    const uint32_t whole = wide ? n - ", lot - apart + width_ - 1,
+                "u : 0u, step = grid.blocks * ", lot, "u;\n    uint32_t i0 = grid.block * ", lot,
+                "u + grid.thread() * ", width_, "u;\n");
+        std::string first = loads;
+        if (ahead) first = ask_ahead(vectors);
+        text_.body +=
+            cat("#pragma unroll 1\n    for (; i0 < n; i0 += step) {\n",
+                ahead ? "        ask(i0 + step, next);\n" : "", "        if (i0 < whole) {\n");
+        if (ways.empty())
+            text_.body +=
+                cat("            const uint32_t i = i0;\n", loads,
+                    each_of(width_ * vectors, compute), stores, "            continue;\n");
+        for (size_t k = 0; k < ways.size(); k++)
+            text_.body +=
+                way_text(k > 0, k > 0 ? loads : first, each_of(width_ * vectors, ways[k]), stores);
+        text_.body += cat("        }\n#pragma unroll 1\n        for (int lot = 0; lot < ", vectors,
                           "; lot++) {\n        const int64_t i = (i0 + lot * ", apart,
                           ") * int64_t(hidden(1));\n        if (i >= n) break;\n", load_,
                           each_of(width_, compute), store_, "        }\n    }\n}\n");
+    }
+    /// One way to make a lot, if its numbers are near enough. `again`: from its loads on, or
+    /// registers would keep what the way before had read.
+    static std::string way_text(bool again, const std::string& loads, const std::string& compute,
+                                const std::string& stores) {
+        return cat("            {\n            const uint32_t i = i0",
+                   again ? " * uint32_t(hidden(1))" : "", ";\n            bool near = true;\n",
+                   loads, compute, "            if (near) {\n", stores,
+                   "            continue;\n            }\n            }\n");
+    }
+    /// Whether one result follows from one tensor, by vectors of 16 bytes, and numbers: whose
+    /// elements, side by side, the registers hold then.
+    bool reads_one() const {
+        int64_t dense = 0, bytes = 0;
+        for (size_t k = 0; k < op_.inputs.size(); k++)
+            if (access_[k].reach == Reach::dense) {
+                dense++;
+                bytes = width_ * dtype_size(views_[k]->dtype);
+            }
+        return limits_.major >= 8 && op_.outputs.size() == 1 && dense == 1 && bytes == 16;
+    }
+    /// A thread's next lot is on its way to shared memory while it makes one: what asks for it,
+    /// before the loop, and the loads from there, which are returned.
+    std::string ask_ahead(int vectors) {
+        const int apart = kThreads * width_;
+        std::string loads;
+        for (size_t k = 0; k < views_.size(); k++) {
+            const bool output = k >= op_.inputs.size();
+            const std::string name = cat(output ? "r" : "a", output ? k - op_.inputs.size() : k);
+            loads += cat("            Wide<", type(k), "> ", name, "[", width_ * vectors, "];\n");
+            if (output) continue;
+            if (access_[k].reach == Reach::uniform) {
+                loads += cat("            for (auto& a : ", name, ") a = u", k, ";\n");
+                continue;
+            }
+            loads += cat("            wait_copies<1>();\n            load_lots<", width_, ", ",
+                         vectors, ", ", apart, ", ", type(k), ">(", name, ", now);\n",
+                         "            auto* const made = now;\n            now = next;\n"
+                         "            next = made;\n");
+            std::string copies;
+            for (int v = 0; v < vectors; v++)
+                copies += cat("            copy_async<16>(to + ", v * apart, ", x", k, " + i + ",
+                              v * apart, ");\n");
+            text_.body +=
+                cat("    extern __shared__ __align__(16) char bytes[];\n    auto* now = "
+                    "reinterpret_cast<",
+                    type(k), "*>(bytes) + grid.thread() * ", width_, ";\n    auto* next = now + ",
+                    apart * vectors, ";\n    const auto ask = [&](uint32_t i, ", type(k),
+                    "* to) {\n        if (i < whole) {\n", copies,
+                    "        }\n        commit_copies();\n    };\n    ask(i0, now);\n");
+        }
+        text_.includes.insert("copies.cuh");
+        text_.shared = static_cast<uint32_t>(2 * 16 * kThreads * vectors);
+        text_.resident = kAheadResident;
+        return loads;
     }
     void loop(const std::string& compute) {
         text_.bound = kThreads;

@@ -382,6 +382,22 @@ __device__ __forceinline__ T load_far(const T* x) {
     }
     return value;
 }
+/// An object in global memory that is read once: of 16 bytes the first cache keeps nothing.
+template <class T>
+__device__ __forceinline__ T load_once(const T* x) {
+    if constexpr (sizeof(T) == 16) {
+        union {
+            uint32_t word[4];
+            T value;
+        };
+        asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])
+                     : "l"(x));
+        return value;
+    } else {
+        return *x;
+    }
+}
 /// load_row() past the first cache, which may hold what was there before this kernel waited.
 template <int V, int64_t Step, class E>
 __device__ __forceinline__ void load_row_far(Wide<E> (&a)[V], const E* x, int64_t left) {

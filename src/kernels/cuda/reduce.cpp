@@ -115,7 +115,8 @@ int64_t power_of_two_from(int64_t n) {
 
 /// The elements of row r: @_Make{block}(r), in terms of type `a`.
 std::string elements_text(const LoweredOp& op, const Reduction& r, const BlockLayout& layout,
-                          const std::vector<int>& read, const std::string& a, bool across) {
+                          const std::vector<int>& read, const std::string& a, bool across,
+                          bool global) {
     std::string text;
     for (int k : read) {
         const View& view = op.inputs[static_cast<size_t>(k)];
@@ -126,7 +127,7 @@ std::string elements_text(const LoweredOp& op, const Reduction& r, const BlockLa
                               : read.size() > 1 ? "(a0[j] - a1[j]) * (a0[j] - a1[j])"  // mse_loss
                                                 : "a0[j]";
     return text + row_struct(op, layout, "", read, steps_between(0, r.at), value, a,
-                             across ? "@_In" : "", -1, true);
+                             across ? "@_In" : "", -1, global ? ", true, true" : ", true");
 }
 
 /// A sum by a count; by a power of two as a product, which has the same bits and needs no division.
@@ -246,8 +247,8 @@ Tall tall_of(const LoweredOp& op, const Reduction& r, const std::vector<int>& re
 class RowStruct {
   public:
     RowStruct(const LoweredOp& op, const BlockLayout& layout, const std::string& a,
-              const std::string& beside, int own, bool asks)
-        : op_(op), layout_(layout), a_(a), beside_(beside), own_(own), asks_(asks) {}
+              const std::string& beside, int own, const char* reads)
+        : op_(op), layout_(layout), a_(a), beside_(beside), own_(own), reads_(reads) {}
 
     /// An input that the row's elements are made from.
     void read(int k) {
@@ -255,7 +256,7 @@ class RowStruct {
         const char* e = cuda_type(view.dtype);
         const std::string wide = cat("Wide<", e, ">"),
                           type = cat("RowOf<", wide, ", ", e, ", @_Elem", k, ", ", alike(view),
-                                     asks_ ? ", true>" : ">");
+                                     reads_, ">");
         fields_ += cat("    ", type, " x", k, ";\n");
         list(makes_, cat(type, "(block.template ptr<const ", e, ">(",
                          layout_.operand[static_cast<size_t>(k)], ") + @_In", k, "::at(r))"));
@@ -362,7 +363,7 @@ class RowStruct {
     const BlockLayout& layout_;
     const std::string &a_, &beside_;
     const int own_;
-    const bool asks_;
+    const std::string reads_;
     std::string fields_, makes_;                    // of @_Row, and what @_Make gives them
     std::string params_, operands_;                 // of make<V>
     std::string load_one_, load_some_, aligned_;    // statements; a condition
@@ -386,8 +387,8 @@ bool is_reduction(const LoweredDef& def) { return find_reducer(def.name) != null
 std::string row_struct(const LoweredOp& op, const BlockLayout& layout, const std::string& name,
                        const std::vector<int>& read, const std::vector<size_t>& steps,
                        const std::string& value, const std::string& a, const std::string& beside,
-                       int own, bool asks) {
-    RowStruct row(op, layout, a, beside, own, asks);
+                       int own, const char* reads) {
+    RowStruct row(op, layout, a, beside, own, reads);
     for (int k : read) row.read(k);
     return row.text(name, steps, value);
 }
@@ -559,7 +560,7 @@ class ReduceText {
 
     /// What all forms share: elements, what becomes of results, the shape.
     void describe(bool across) {
-        text_.body = elements_text(op_, r_, layout_, read_, a_, across) +
+        text_.body = elements_text(op_, r_, layout_, read_, a_, across, !limits_.one_block) +
                      put_text(op_, r_, layout_, reducer_.mean, a_);
         // Long bodies are not repeated for all elements of a leaf that a thread takes.
         text_.body +=

@@ -97,8 +97,9 @@ struct Stored {
 
 /// Element i of a row as type A; `some` gives elements i to i + V - 1, i a multiple of V. `Alike`:
 /// all rows begin at the same place of so many elements, up to 16 bytes; 0: they need not. `Asks`:
-/// aligned() says for a whole row how it is read, instead of each access for itself.
-template <class A, class E, class Elem, int Alike, bool Asks = is_16_bit<E>>
+/// aligned() says for a whole row how it is read, instead of each access for itself. `Once`: rows
+/// lie in global memory and nothing reads them again.
+template <class A, class E, class Elem, int Alike, bool Asks = is_16_bit<E>, bool Once = false>
 struct RowOf {
     const E* x;
     __device__ __forceinline__ explicit RowOf(const E* base) : x(base) {}
@@ -111,6 +112,9 @@ struct RowOf {
                                    : Alike > 0               ? Alike
                                    : V < 16 / int(sizeof(E)) ? V
                                                              : 16 / int(sizeof(E));
+    /// Whether elements are loaded so. Of 16 bits that is slower.
+    template <int V>
+    static constexpr bool once = Once && asks && sizeof(E) == 4 && V == 4;
     /// Whether some<V, true>() may be called.
     template <int V>
     __device__ __forceinline__ bool aligned() const {
@@ -125,7 +129,14 @@ struct RowOf {
 #pragma unroll
             for (int part = 0; part < V; part += each) {
                 Wide<E> v[each];
-                load_dense<each, E>(v, x + Elem::at(i + part), 0, each, wide);
+                const E* const from = x + Elem::at(i + part);
+                if (once<each> && wide) {
+                    const auto pack = load_once(reinterpret_cast<const Pack<E, each>*>(from));
+#pragma unroll
+                    for (int j = 0; j < each; j++) v[j] = widen(pack.at[j]);
+                } else {
+                    load_dense<each, E>(v, from, 0, each, wide && !once<each>);
+                }
 #pragma unroll
                 for (int j = 0; j < each; j++) a[part + j] = static_cast<A>(v[j]);
             }
