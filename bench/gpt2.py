@@ -1,14 +1,15 @@
 """Times the training step of GPT-2 124M on a GPU beside PyTorch's compiled step in a CUDA graph.
 
-    python bench/gpt2.py [rows ...] [--rounds 7] [--losses 50] [--alone] [--json FILE]
+    python bench/gpt2.py [rows ...] [--rounds 7] [--losses 50 [--batches 1]] [--alone] [--json FILE]
 
 A batch is rows x 1024 random tokens; our math is "mixed", PyTorch's is autocast to bfloat16 over
 float32 params, both with AdamW (PyTorch's fused) over the same first weights. The two take turns;
 milliseconds a step are medians of readings of three steps, launches and the peak of memory those
 of our plan, PyTorch's peak what its allocator gave out. --losses: both are first run so many steps
 on the same tokens, with a rate that rises to AdamW's over them, and so is PyTorch op by op, under
-autocast and in float32. How far PyTorch's two runs under autocast lie apart is the noise of
-bfloat16. Then ours runs again, and from a checkpoint of the middle, which must give equal bits.
+autocast and in float32; with --batches again for other tokens. Ours is within the noise of bfloat16
+where it is as far from float32 as PyTorch's runs under autocast are. Then ours runs again, and from
+a checkpoint of the middle, which must give equal bits. --alone: without PyTorch's compiled step.
 """
 
 import argparse
@@ -61,8 +62,8 @@ class Peer:
         self.target = torch.from_numpy(targets).cuda().long()
         self.rate = torch.tensor(RATE, device="cuda")
         optimizer = torch.optim.AdamW(self.p.values(), lr=self.rate, fused=True, capturable=True)
+        self.optimizer = optimizer
         compiled = torch.compile(lambda x, target: loss_of(self.p, x, target))
-        start = {name: value.detach().clone() for name, value in self.p.items()}
 
         def step():
             with torch.autocast("cuda", torch.bfloat16):
@@ -80,13 +81,28 @@ class Peer:
             torch.cuda.synchronize()
             with torch.cuda.graph(self.graph, stream=side):
                 self.loss = step()
+        self.restart(params, tokens, targets)
+
+    def restart(self, params, tokens, targets):
+        import torch
+
         with torch.no_grad():
-            for name, value in start.items():
+            self.x.copy_(torch.from_numpy(tokens))
+            self.target.copy_(torch.from_numpy(targets))
+            for name, value in params.items():
                 self.p[name].copy_(value)
-            for state in optimizer.state.values():
+            for state in self.optimizer.state.values():
                 for value in state.values():
                     value.zero_()
         torch.cuda.synchronize()
+
+    def losses(self, rates):
+        losses = []
+        for rate in rates:
+            self.rate.fill_(rate)
+            self.graph.replay()
+            losses.append(self.loss.item())
+        return losses
 
     def replay(self, times):
         for _ in range(times):
@@ -124,27 +140,42 @@ def rates_of(count):
     return [RATE * (i + 1) / count for i in range(count)]
 
 
-def compared_losses(step, peer, params, tokens, targets, count):
-    """Of each step ours, PyTorch's compiled under autocast, op by op, in float32."""
-    rates = rates_of(count)
-    ours, compiled = our_losses(step, tokens, targets, rates), []
-    for rate in rates:
-        peer.rate.fill_(rate)
-        peer.graph.replay()
-        compiled.append(peer.loss.item())
-    eager, exact = (eager_losses(params, tokens, targets, rates, kind) for kind in (True, False))
-    print(f"{count} losses, from {ours[0]:.4f} to {ours[-1]:.4f}; PyTorch's to {compiled[-1]:.4f}")
-    for name, a, b in (
-        ("aicf and PyTorch compiled", ours, compiled),
-        ("PyTorch op by op and compiled", eager, compiled),
-        ("aicf and float32", ours, exact),
-        ("PyTorch compiled and float32", compiled, exact),
-        ("PyTorch op by op and float32", eager, exact),
-    ):
-        far = [abs(one - other) for one, other in zip(a, b, strict=True)]
-        print(f"  {name}: {statistics.fmean(far):.5f} apart in the mean, {max(far):.5f} at most",
-              flush=True)  # fmt: skip
-    return list(zip(ours, compiled, eager, exact, strict=True))
+def drawn(rows, seed):
+    rng = np.random.default_rng(seed)
+    tokens = rng.integers(0, LETTERS, (rows, LENGTH), np.int32)
+    return tokens, rng.integers(0, LETTERS, rows * LENGTH, np.int32)
+
+
+FIRST = 10  # steps, before small differences have grown
+
+
+def compared_losses(step, start, peer, params, rows, count, batches):
+    """Of each batch of tokens each library's losses, step by step, by name."""
+    rates, found = rates_of(count), []
+    for seed in range(batches):
+        tokens, targets = drawn(rows, seed)
+        if seed:
+            step.load_state_dict(start)
+        losses = {"aicf": our_losses(step, tokens, targets, rates)}
+        if peer:
+            peer.restart(params, tokens, targets)
+            losses["compiled"] = peer.losses(rates)
+        losses["op by op"] = eager_losses(params, tokens, targets, rates, True)
+        losses["float32"] = eager_losses(params, tokens, targets, rates, False)
+        found.append(losses)
+        for few in (FIRST, count):
+            far = [f"{name} {x:.5f}, {most:.5f}" for name, (x, most) in distances(losses, few)]
+            print(f"  tokens {seed}, {few} losses: far from float32 in the mean, at most: "
+                  f"{'; '.join(far)}", flush=True)  # fmt: skip
+    return found
+
+
+def distances(losses, count):
+    """How far the first losses of each are from those of float32: in the mean and at most."""
+    for name, own in losses.items():
+        if name != "float32":
+            far = [abs(a - b) for a, b in zip(own[:count], losses["float32"], strict=False)]
+            yield name, (statistics.fmean(far), max(far))
 
 
 def repeats(rows, tokens, targets, losses):
@@ -168,32 +199,35 @@ def repeats(rows, tokens, targets, losses):
     return found
 
 
-def measured(rows, rounds, losses, alone):
+def measured(rows, given):
     step = gpt2(rows=rows, length=LENGTH).compile(device="cuda", math="mixed")
-    rng = np.random.default_rng(0)
-    tokens = rng.integers(0, LETTERS, (rows, LENGTH), np.int32)
-    targets = rng.integers(0, LETTERS, rows * LENGTH, np.int32)
+    tokens, targets = drawn(rows, 0)
     row = {
         "rows": rows,
         "launches": len(step.lowered),
         "peak_bytes": step.plan.peak_bytes,
     }
-    calls = {"aicf": (step.replay, step.synchronize)}
-    if not alone:
+    calls, peer, params = {"aicf": (step.replay, step.synchronize)}, None, None
+    if given.losses or not given.alone:
         import torch
 
+        torch.set_float32_matmul_precision("highest")
+        params = {name: torch.from_numpy(x.numpy().copy()) for name, x in step.params.items()}
+    if not given.alone:
         torch.compiler.reset()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-        params = {name: torch.from_numpy(x.numpy().copy()) for name, x in step.params.items()}
         peer = Peer(params, tokens, targets)
         row["peer_peak_bytes"] = torch.cuda.max_memory_allocated()
         calls["torch"] = (peer.replay, torch.cuda.synchronize)
-        if losses:
-            row["losses"] = compared_losses(step, peer, params, tokens, targets, losses)
-            row["repeats"] = repeats(rows, tokens, targets, [one[0] for one in row["losses"]])
+    if given.losses:
+        start = step.state_dict()
+        row["losses"] = compared_losses(
+            step, start, peer, params, rows, given.losses, given.batches
+        )
+        row["repeats"] = repeats(rows, tokens, targets, row["losses"][0]["aicf"])
     step(x=tokens, next=targets)
-    taken = take_turns(calls, rounds, most=STEPS)
+    taken = take_turns(calls, given.rounds, most=STEPS)
     row["ms"] = {name: 1e3 * statistics.median(seconds) for name, seconds in taken.items()}
     row["quartiles_ms"] = {
         name: [1e3 * t for t in statistics.quantiles(seconds)[::2]]
@@ -208,7 +242,8 @@ def main():
     parser.add_argument("rows", nargs="*", type=int, default=[4, 16, 32])
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--losses", type=int, default=0)
-    parser.add_argument("--alone", action="store_true", help="without PyTorch")
+    parser.add_argument("--batches", type=int, default=1, help="whose losses are compared")
+    parser.add_argument("--alone", action="store_true", help="without PyTorch's compiled step")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     results = {
@@ -220,7 +255,7 @@ def main():
         "rows": [],
     }
     for rows in given.rows:
-        results["rows"].append(row := measured(rows, given.rounds, given.losses, given.alone))
+        results["rows"].append(row := measured(rows, given))
         for name, ms in row["ms"].items():
             rate = row["tokens_per_s"][name]
             print(f"{rows:3} x {LENGTH} tokens, {name:6}: {ms:7.2f} ms, {rate:9.0f} tokens/s")

@@ -217,6 +217,23 @@ def gpt2_gpu():
     return source(run) + "\n\n" + table(head, rows)
 
 
+def gpt2_losses_gpu():
+    run = load("gpt2_losses_gpu")
+    known = {"aicf": "aicf", "compiled": "PyTorch compiled", "op by op": "PyTorch op by op"}
+    names = [name for name in known if name in run["rows"][0]["losses"][0]]
+    rows = []
+    for number, losses in enumerate(run["rows"][0]["losses"]):
+        for count in (10, len(losses["float32"])):
+            cells = []
+            for name in names:
+                pairs = zip(losses[name][:count], losses["float32"], strict=False)
+                far = [abs(a - b) for a, b in pairs]
+                cells.append(f"{sum(far) / count:.5f} ({max(far):.5f})")
+            rows.append((str(number + 1), f"first {count}", *cells))
+    head = ("tokens", "losses", *(known[name] for name in names))
+    return source(run) + "\n\n" + table(head, rows)
+
+
 def small_steps_gpu():
     run = load("small_steps_gpu")
     rows = []

@@ -505,7 +505,7 @@ def test_gradients_in_one_kernel_are_neither_serialized_nor_spilled(size, causal
 # What waits for products in the sources, by the size of heads. Where there is more, the assembler
 # saw sums in use that are on their way, and had a turn of the loop end before the next begins.
 WAITS = {
-    "attention": (2, 2),
+    "attention": (2, 3),
     "attention_dq": (7, 7),
     "attention_dkv": (7, 3),
     "attention_grads": (14, 10),

@@ -507,7 +507,7 @@ class AttentionText {
         return 2 * roles.owns * roles.boxes * roles.rows() * 128 +
                (roles.stages + roles.seconds) * roles.boxes * roles.block * 128 +
                roles.slopes * roles.rows() * roles.block * 2 + roles.boxes * roles.block * 256 +
-               roles.stages * 8 * roles.block + 16 + 8 * (14 + 2 * (roles.stages + roles.seconds));
+               roles.stages * 8 * roles.block + 16 + 8 * (13 + 2 * (roles.stages + roles.seconds));
     }
 
     /// The struct @_Layout of a kernel with roles.

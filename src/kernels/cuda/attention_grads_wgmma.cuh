@@ -23,13 +23,12 @@ struct JointRoom {
     static constexpr int sums = slopes + Slopes * slope_bytes, numbers = sums + sum_bytes;
     static constexpr int place = numbers + Stages * number_bytes;
     static constexpr int barriers = place + 16;
-    static constexpr int bytes = barriers + 8 * (14 + 2 * (Stages + Seconds));
+    static constexpr int bytes = barriers + 8 * (13 + 2 * (Stages + Seconds));
 };
 
 /// Of a unit: whether its keys and values are there, whoever needs them or its place is done with
 /// both, and its place is told. Of a turn: whether sums are there and read, and slopes are read for
-/// queries, and whether all have come who multiply; of each of two, whether sums are stored, and
-/// that was seen.
+/// queries; of each of two, whether sums are stored, and that was seen.
 template <class Room>
 struct JointBarriers {
     uint32_t at;
@@ -41,18 +40,16 @@ struct JointBarriers {
     __device__ __forceinline__ uint32_t slopes_empty() const { return at + 64; }
     __device__ __forceinline__ uint32_t stored(uint32_t t) const { return at + 72 + t % 2 * 8; }
     __device__ __forceinline__ uint32_t seen(uint32_t t) const { return at + 88 + t % 2 * 8; }
-    __device__ __forceinline__ uint32_t met() const { return at + 104; }
     __device__ __forceinline__ uint32_t full(int which, int s) const {
-        return at + 112 + 8 * (which * Room::first + s);
+        return at + 104 + 8 * (which * Room::first + s);
     }
     __device__ __forceinline__ uint32_t empty(int which, int s) const {
         return full(which, s) + 8 * (Room::first + Room::second);
     }
     __device__ __forceinline__ void init() const {
         init_barrier(sums_full(), 1);
-        init_barrier(sums_empty(), 8 * 32);
+        init_barrier(sums_empty(), 8);
         init_barrier(slopes_empty(), 8);
-        init_barrier(met(), 8);
         for (uint32_t s = 0; s < 2; s++) {
             init_barrier(full_own(s), 1);
             init_barrier(empty_own(s),
@@ -64,7 +61,7 @@ struct JointBarriers {
         for (int which = 0; which < 2; which++)
             for (int s = 0; s < (which ? Room::second : Room::first); s++) {
                 init_barrier(full(which, s), which ? 1 : 33);
-                init_barrier(empty(which, s), which ? 8 : 8 * 32);
+                init_barrier(empty(which, s), 8);
             }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
@@ -338,9 +335,6 @@ __device__ __forceinline__ void attention_grads_wgmma(
     const auto release = [&](uint32_t barrier) {
         if (thread % 32 == 0) arrive_at<1>(barrier, 0);
     };
-    // Of what lanes have read themselves, not by products: racecheck takes no lane's arrival for
-    // another's, and all arrive in the time of one.
-    const auto release_read = [&](uint32_t barrier) { arrive_at<1>(barrier, 0); };
     const GradientTiles<Room, block> tiles_of(room);
     const uint64_t slope_tiles = first_tile(room + Room::slopes, 16);
     const auto slopes_at = [&](uint32_t t) {
@@ -510,16 +504,14 @@ __device__ __forceinline__ void attention_grads_wgmma(
     };
     // The other way: each warpgroup adds to 64 columns of the queries, or to 64 queries, once both
     // have slopes.
-    // Where a block may be passed over they come from several places, as synccheck lets none to
-    // `bar.sync`. Sums are read before, that copies come over them behind the fence.
-    uint32_t met = 0;
+    // Where a block may be passed over they come from several places, as `bar.sync` does not allow.
+    // What lanes read, sums and numbers, they have read before, so one of a warp gives it back.
     const auto meet = [&] {
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-        if constexpr (block != 64) return sync_as<256>(1);
-        __syncwarp();
-        release(barriers.met());
-        wait_barrier(barriers.met(), met);
-        met ^= 1;
+        if constexpr (block == 64)
+            asm volatile("barrier.sync 1, 256;" ::: "memory");
+        else
+            sync_as<256>(1);
     };
     const auto keys_of_queries = [&](uint32_t round) {
         return tiles_of.own(round % owns, 0) + (boxes == 1 ? 0 : uint32_t(own) * (own_box / 16));
@@ -527,7 +519,7 @@ __device__ __forceinline__ void attention_grads_wgmma(
     const auto add_slopes = [&](float (&sums)[32], const Place& place, uint32_t t, uint32_t round) {
         hold(sums);
         multiply_queries(sums, place, t, round, keys_of_queries(round));
-        release_read(barriers.sums_empty());
+        release(barriers.sums_empty());
     };
     const auto end_adding = [&](const float (&sums)[32], const Place& place, const Turn& of,
                                 uint32_t t) {
@@ -549,7 +541,7 @@ __device__ __forceinline__ void attention_grads_wgmma(
             wait_barrier(barriers.sums_full(), t % 2);
             load_sums(sums, own);
             meet();
-            release_read(barriers.empty(0, stage));
+            release(barriers.empty(0, stage));
             release(barriers.empty(1, stage));
             add_slopes(sums, place, t, round);
             wait_products<0>();
@@ -602,7 +594,7 @@ __device__ __forceinline__ void attention_grads_wgmma(
             wait_products<0>();
             hold(s);
             hold(key_acc);
-            if (turn > 0) release_read(barriers.empty(0, done));
+            if (turn > 0) release(barriers.empty(0, done));
             done = at;
             may_leave(t);
             slopes_of(s, p, weights, at, lines_of(t));
@@ -645,7 +637,7 @@ __device__ __forceinline__ void attention_grads_wgmma(
         wait_products<0>();
         hold(p);
         hold(key_acc);
-        release_read(barriers.empty(0, done));
+        release(barriers.empty(0, done));
         release(barriers.empty_own(round % owns));
         // Made anew: registers do not hold the place beside all sums.
         asm volatile("" : "+r"(unit));

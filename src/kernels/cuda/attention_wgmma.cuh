@@ -168,13 +168,16 @@ struct RowWeights {
     /// The largest scores of a lane's two rows by their bits as integers: three at a time, where
     /// floats are compared two at a time. Right where one is +0 or above, and of the NaN that
     /// products make; else some number of at most 0.
-    __device__ __forceinline__ static void largest_bits(int (&of)[2], const float (&first)[32],
-                                                        const float (&last)[32]) {
+    __device__ __forceinline__ static void largest_of_first(int (&of)[2],
+                                                            const float (&first)[32]) {
 #pragma unroll
-        for (int high = 0; high < 2; high++) {
+        for (int high = 0; high < 2; high++)
             of[high] = larger_bits(first, high, int(scalar::bits(first[2 * high])), 1);
-            of[high] = larger_bits(last, high, of[high], 0);
-        }
+    }
+    __device__ __forceinline__ static void largest_with_last(int (&of)[2],
+                                                             const float (&last)[32]) {
+#pragma unroll
+        for (int high = 0; high < 2; high++) of[high] = larger_bits(last, high, of[high], 0);
     }
     /// And of `most`; `from`: one of the first two of `s` that is not `most`.
     __device__ __forceinline__ static int larger_bits(const float (&s)[32], int high, int most,
@@ -236,10 +239,10 @@ struct RowWeights {
         moves = __any_sync(~0u, moved);
     }
     /// Weights of the scores from `From` on; of hidden ones, which are -inf, 0.
-    template <int From, int Count>
+    template <int From, int To, int Count>
     __device__ __forceinline__ void weights_of(float (&w)[Count], const float (&s)[32]) const {
 #pragma unroll
-        for (int x = From; x < Count; x++) w[x] = weight_of<E>(s[x], by, start[x % 4 / 2]);
+        for (int x = From; x < To; x++) w[x] = weight_of<E>(s[x], by, start[x % 4 / 2]);
     }
     template <int Count>
     __device__ __forceinline__ void move(float (&sums)[Count]) const {
@@ -511,8 +514,9 @@ __device__ __forceinline__ void attention_wgmma(const Grid& grid, E* o, float* m
         hold(high);
         uint64_t queries = queries_of(round);
         score(low, queries, stage, 0);
+        commit_products();  // none, in place of what a turn adds
         score(high, queries, stage, 1);
-        commit_products();  // none, in place of the values of a block before
+        commit_products();
         rows_of.begin();
         int at = stage, before = stage;  // where the keys and values of the block at work lie
         uint32_t at_phase = phase;
@@ -525,8 +529,13 @@ __device__ __forceinline__ void attention_wgmma(const Grid& grid, E* o, float* m
 #pragma unroll 1
         for (;;) {
             const bool last = goes_on && j + 1 == needed;
-            bool follows = goes_on;
+            const int j0 = j * Room::keys;
+            bool follows = goes_on, half = false, hidden = false;
             if (last) {
+                // Votes, of which the compiler knows that a warp goes one way. Of all blocks of a
+                // unit the last alone has hidden keys.
+                half = Shape::causal && __any_sync(~0u, sees_half(j, row));
+                hidden = __any_sync(~0u, RowWeights<Shape, E>::hides(j0 + 64, row));
                 const uint32_t of = round + 1;
                 // Of few stages the next unit's loads may wait for what this one has yet to
                 // release.
@@ -534,36 +543,43 @@ __device__ __forceinline__ void attention_wgmma(const Grid& grid, E* o, float* m
                 if (follows) {
                     wait_barrier(full_q(of % 2), of / 2 % 2);
                     const Place after = place_of(of);
-                    follows = after.there && after.needed(half_of(of)) > 0;
+                    follows = __any_sync(~0u, after.there && after.needed(half_of(of)) > 0);
                 }
                 queries = queries_of(of);
             }
-            const int j0 = j * Room::keys;
-            // Votes, of which the compiler knows that a warp goes one way. Of all blocks of a unit
-            // the last alone has hidden keys.
-            const bool half = Shape::causal && __any_sync(~0u, sees_half(j, row));
             const float none = scalar::from_bits(0xff800000u);
-            wait_products<1>();
-            hold(low);
-            hold(high);
-            if (!joint && goes_on) release(empty_k(at));
-            if (last && __any_sync(~0u, RowWeights<Shape, E>::hides(j0 + 64, row))) {
-                // Of causal blocks the first half is hidden in part where the last is wholly.
-                if (!Shape::causal || Shape::s % Room::keys != 0 || half)
-                    rows_of.hide(low, j0, row, none);
-                rows_of.hide(high, j0 + 64, row, none);
-            }
+            // Of causal blocks the first half is hidden in part where the last is wholly.
+            const bool hidden_first =
+                hidden && (!Shape::causal || Shape::s % Room::keys != 0 || half);
             int most_bits[2];
-            rows_of.largest_bits(most_bits, low, high);
             rows_of.moves = false;
-            // Some weights are made beside the vote, again where it says that rows rise. At first
-            // they do; zeros, lest registers hold the weights of one turn until the next.
-            constexpr int beside = 14;
+            // Some weights are made beside the vote, of two warpgroups some even before the last
+            // scores are there, again where it says that rows rise. At first they do; zeros, lest
+            // registers hold the weights of one turn until the next.
+            constexpr int beside = 14, ahead = groups == 2 ? 6 : 0;
             float weights[beside];
             bool keeps = false;
+            if constexpr (ahead > 0) {
+                wait_products<3>();
+                hold(low);
+                if (hidden_first) rows_of.hide(low, j0, row, none);
+                rows_of.largest_of_first(most_bits, low);
+                asm volatile("" : "+r"(most_bits[0]), "+r"(most_bits[1]));  // before the wait
+                if (j > 0) rows_of.template weights_of<0, ahead>(weights, low);
+            }
+            wait_products<1>();
+            hold(high);
+            if (!joint && goes_on) release(empty_k(at));
+            if constexpr (ahead == 0) {
+                hold(low);
+                if (hidden_first) rows_of.hide(low, j0, row, none);
+                rows_of.largest_of_first(most_bits, low);
+            }
+            if (hidden) rows_of.hide(high, j0 + 64, row, none);
+            rows_of.largest_with_last(most_bits, high);
             if (j > 0) {
                 keeps = rows_of.keeps(most_bits);
-                rows_of.template weights_of<0>(weights, low);
+                rows_of.template weights_of<ahead, beside>(weights, low);
             } else {
 #pragma unroll
                 for (int x = 0; x < beside; x++) {
@@ -574,13 +590,13 @@ __device__ __forceinline__ void attention_wgmma(const Grid& grid, E* o, float* m
             }
             if (!keeps) {
                 rows_of.rise(low, high, most_bits);
-                rows_of.template weights_of<0>(weights, low);
+                rows_of.template weights_of<0, beside>(weights, low);
             }
             const uint32_t keys_there = last ? 0 : is_over(full_k(stage), phase);
             const uint32_t values_there = joint || is_over(full_v(at), at_phase);
 #pragma unroll
             for (int x = 0; x < beside; x++) low[x] = weights[x];
-            rows_of.template weights_of<beside>(low, low);
+            rows_of.template weights_of<beside, 32>(low, low);
             pack_lines<E>(low_weights, low);
             wait_products<0>();
             hold(acc);
@@ -608,7 +624,7 @@ __device__ __forceinline__ void attention_wgmma(const Grid& grid, E* o, float* m
 #pragma unroll
                 for (int x = 0; x < 16; x++) high_weights[x / 4][x % 4] = 0;
             } else {
-                rows_of.template weights_of<0>(high, high);
+                rows_of.template weights_of<0, 32>(high, high);
                 pack_lines<E>(high_weights, high);
             }
             hold(high);
