@@ -49,8 +49,9 @@ def placed(layout, which, shape):
     return shape, lambda v: v
 
 
-def built(sizes, layout, dtype, draw, device, math="fp32"):
-    """The step y = a b over operands from draw(shape), what it takes, and what NumPy multiplies."""
+def built(sizes, layout, dtype, draw, device, math="fp32", kernel=None):
+    """The step y = a b over operands from draw(shape), by that kernel if one is named; what it
+    takes, and what NumPy multiplies."""
     m, n, k = sizes
     g, arrays, values, seen = aicf.Graph("gemm"), {}, [], []
     for which, shape in (("a", (m, k)), ("b", (k, n))):
@@ -61,7 +62,11 @@ def built(sizes, layout, dtype, draw, device, math="fp32"):
         seen.append(view(arrays[which]))
     y = aicf.matmul(*values)
     g.output("y", y if dtype == "float32" else aicf.cast(y, "float32"))
-    return g.compile(device=device, math=math), arrays, seen
+    choice = {}
+    if kernel:
+        ((signature, _),) = _core.cuda_candidates(g._core, _core.pass_names(), math=math).items()
+        choice[signature] = kernel
+    return g.compile(device=device, math=math, candidates=choice), arrays, seen
 
 
 def kernel_of(step):
@@ -180,8 +185,9 @@ def test_few_rows_add_the_cuts_that_are(rows, layout, cuts, make_rng):
     a[0, ::256], b[0, ::256] = 1e-30, -1e-30  # the first product of a cut underflows to -0
     b = b if layout == "b_turned" else b.T
     results = []
-    for device in ("cpu", "cuda"):
-        step, arrays, _ = built((rows, wide, k), layout, "float32", np.zeros, device)
+    for device, kernel in (("cpu", None), ("cuda", "thin")):
+        sizes = rows, wide, k
+        step, arrays, _ = built(sizes, layout, "float32", np.zeros, device, kernel=kernel)
         given = dict(zip(arrays, (a.astype("f"), b.astype("f")), strict=True))
         results.append([step(**given)["y"].numpy()])
     assert_same(*results, kernel_of(step))

@@ -262,10 +262,13 @@ std::vector<Choice> Gemm::choices(const Limits& limits) const {
     for (Choice& choice : found)
         choice.cycles = std::max(choice.cycles, reading + choice.tiling->start + start);
     if (tensor && !limbs) rank_near(problem, found);
-    if (thin_side(limits)) {
+    if (const auto side = thin_side(limits)) {
+        constexpr int64_t kMuch = 1 << 22;  // elements across k, where it begins late
+        const bool along_k = (*side ? a : b).strides[*side ? rank - 1 : rank - 2] == 1;
         Choice choice;
         choice.thin = true;
         choice.cycles = reading + start;
+        if (!tensor && !along_k && std::max(m, n) * k < kMuch) choice.cycles *= 4;
         found.push_back(choice);
     }
     if (updates_behind(op)) add_update(limits, found);
