@@ -539,6 +539,29 @@ def test_few_rows(sizes, dtype, layout):
         assert not spilled(known["thin"])
 
 
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize(("arch", "room"), [("sm_80", 99 << 10), ("sm_90a", 227 << 10)])
+@pytest.mark.parametrize(
+    "sizes", [(1, 1024, 4096), (4, 1024, 4096), (4, 4096, 4096), (3, 65536, 96)]
+)
+def test_rings_of_few_rows_fit(sizes, arch, room, turned):
+    """With the sums beside them, on every device of the family."""
+    m, n, k = sizes
+    g = aicf.Graph("g")
+    b = g.input("b", (n, k) if turned else (k, n))
+    g.output("y", g.input("a", (m, k)) @ (b.T if turned else b))
+    known = _core.cuda_candidates(g._core, _core.pass_names(), processors=108, arch=arch)
+    ((signature, names),) = known.items()
+    assert "thin" in names
+    (program,) = _core.cuda_programs(
+        g._core, _core.pass_names(), 108, arch, candidates={signature: "thin"}
+    )
+    ((groups, slices, stages),) = re.findall(r"gemm_thin_chain<\w+, (\d+), (\d+), (\d+)", program)
+    ((rows, lines),) = re.findall(r"int64_t rows = (\d+).*?int64_t lines = (\d+)", program, re.S)
+    warps = int(groups) * int(slices)
+    assert warps * (int(stages) * 128 * (int(lines) + int(rows)) + 128 * int(rows)) <= room
+
+
 def spilled(program):
     """The bytes of registers that a kernel keeps in memory."""
     log = _core.cuda_log(program, "sm_90a")

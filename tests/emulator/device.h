@@ -268,8 +268,12 @@ inline void fma_rn_sat_f32(float& to, float a, float b, float c) {
 }
 inline void bar_sync(u32 id, u32 threads) { emulated_api.barrier(id, threads, true); }
 inline void barrier_sync(u32 id, u32 threads) { emulated_api.barrier(id, threads, true); }
-inline void red_release_gpu_global_add_u32(u32* at, u32 by) { *at += by; }
+inline void red_release_gpu_global_add_u32(u32* at, u32 by) {
+    emulated_api.global(at);
+    *at += by;
+}
 inline void atom_acq_rel_gpu_global_add_u32(u32& before, u32* at, u32 by) {
+    emulated_api.global(at);
     before = *at;
     *at += by;
 }
@@ -303,7 +307,10 @@ void ld_global_cg_u16(u32& to, const T* at) {
     __builtin_memcpy(&half, at, 2);
     to = half;
 }
-inline void st_relaxed_gpu_global_u32(u32* at, u32 value) { *at = value; }
+inline void st_relaxed_gpu_global_u32(u32* at, u32 value) {
+    emulated_api.global(at);
+    *at = value;
+}
 template <class T>
 void ld_acquire_gpu_global_u32(u32& seen, const T* at) {
     emulated_api.global(at);

@@ -504,12 +504,12 @@ __device__ __forceinline__ void attention_grads_wgmma(
     };
     // The other way: each warpgroup adds to 64 columns of the queries, or to 64 queries, once both
     // have slopes.
-    // Where a block may be passed over they come from several places, as `bar.sync` does not allow.
+    // Where a block may be passed over they come from several places (meet_at).
     // What lanes read, sums and numbers, they have read before, so one of a warp gives it back.
     const auto meet = [&] {
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
         if constexpr (block == 64)
-            asm volatile("barrier.sync 1, 256;" ::: "memory");
+            meet_at(1, 256);
         else
             sync_as<256>(1);
     };

@@ -204,7 +204,7 @@ struct RowWeights {
                     second = scalar::from_bits(uint32_t(most[1])) * factor;
         return !__any_sync(~0u, !(first <= limit[0]) || !(second <= limit[1]));
     }
-    /// `most`: as largest_bits() has it, which says it where no row's is below 0.
+    /// `most`: as largest_with_last() has it, which says it where no row's is below 0.
     __device__ __forceinline__ void rise(const float (&first)[32], const float (&last)[32],
                                          const int (&most)[2]) {
         const float none = scalar::from_bits(0xff800000u);

@@ -15,8 +15,6 @@ namespace aicf::cuda {
 
 constexpr int kLeastWarps = 4, kMostWarps = 16;
 
-/// Shared memory that a block may have, in bytes.
-int64_t shared_bytes(const Limits& limits);
 /// As bodies of warps are asked for.
 Limits one_block(const Limits& limits);
 inline int64_t round_up(int64_t bytes) { return (bytes + 15) / 16 * 16; }

@@ -83,6 +83,8 @@ struct Limits {
     /// Of a block whose body counts on its threads, as a member of a group can on kGroupThreads.
     int most_warps = 32;
 };
+/// Shared memory that a block may have, in bytes.
+int64_t shared_bytes(const Limits& limits);
 
 /// The kernel of an op; Unsupported when none fits.
 KernelText kernel_text(const LoweredOp& op, const Limits& limits);

@@ -162,7 +162,9 @@ void Gemm::add_update(const Limits& limits, std::vector<Choice>& choices) const 
             return !choice.groups || choice.boxes ||
                    choice.tiling->part_m * choice.tiling->part_n > most;
         });
-    std::erase_if(choices, [](const Choice& choice) {  // 128 registers are too few there
+    // For what an update reads, 128 registers are too few beside sums of 8 rows; tiles of all of k
+    // have no form that ends in one.
+    std::erase_if(choices, [](const Choice& choice) {
         return (choice.groups && choice.tiling->part_m == 8) ||
                (!choice.thin && choice.tiling->whole);
     });

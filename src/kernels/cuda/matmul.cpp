@@ -491,11 +491,19 @@ class ProductText : Gemm {
         const int64_t blocks_of_32 = batches * ceil_div(count, 32);
         const bool few_blocks = 2 * blocks_of_32 <= limits_.processors,
                    fewer_blocks = 4 * blocks_of_32 <= limits_.processors && along_k && !tensor;
-        const int64_t slices =
+        int64_t slices =
             std::min<int64_t>({cuts, limits_.most_warps, few_blocks && !tensor ? 16 : 8});
         const bool single_warps = along_k && slices == 1 && blocks_of_32 >= 3 * limits_.processors;
         const bool of_16 = single_warps || (few_blocks && (along_k || !tensor));
         const int64_t lines = fewer_blocks ? 8 : of_16 ? 16 : 32;
+        // A ring of each warp, that together keep the memory busy, beside sums.
+        constexpr int64_t least = 4, sums = 8 << 10;
+        const int64_t element = dtype_size(a.dtype), depth = along_k ? 128 / element : 32;
+        const int64_t stage = depth * element * (lines + rows);
+        const auto fits = [&](int64_t warps) {
+            return warps * least * stage <= shared_bytes(limits_) - sums;
+        };
+        while (slices > 1 && !fits(slices)) slices /= 2;
         text_.body += cat(
             "struct @_Thin {\n", number_text("rows", rows), number_text("lines", lines),
             number_text("wide", count), number_text("wide_step", step),
@@ -511,17 +519,16 @@ class ProductText : Gemm {
         constexpr int64_t room = 96 << 10, alone = 200 << 10;
         int64_t groups = std::max<int64_t>(8 / slices, 1);
         const auto blocks = [&] { return batches * ceil_div(count, lines * groups); };
-        while (groups > 1 && blocks() < 2 * limits_.processors) groups /= 2;
+        while (groups > 1 && (blocks() < 2 * limits_.processors || !fits(groups * slices)))
+            groups /= 2;
         text_.threads = static_cast<int>(32 * groups * slices);
         check(text_.threads <= 32 * limits_.most_warps,
               "cuda: a thin product of more threads than a group has");
         text_.blocks = blocks();
         text_.includes = {"thin.cuh"};
-        // A ring of each warp, that together keep the memory busy.
-        const int64_t element = dtype_size(a.dtype), depth = along_k ? 128 / element : 32;
-        const int64_t stage = depth * element * (lines + rows);
-        const int64_t ring = begins && text_.blocks <= limits_.processors ? alone : room;
-        const int64_t stages = std::clamp<int64_t>(ring / (groups * slices * stage), 4, 12);
+        const int64_t ring = std::min(begins && text_.blocks <= limits_.processors ? alone : room,
+                                      shared_bytes(limits_) - sums);
+        const int64_t stages = std::clamp<int64_t>(ring / (groups * slices * stage), least, 12);
         text_.shared = static_cast<uint32_t>(groups * slices * stages * stage);
         text_.resident = 2;  // which leaves a thread the registers that it needs
         text_.begins = begins;

@@ -509,8 +509,8 @@ __device__ constexpr int lot_of(int64_t count, int least, int most) {
 __device__ __forceinline__ void wait_for(int id, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
-/// The same where warps come from several places in the text. Warps may to `bar.sync`, too, but
-/// synccheck takes one that comes from another place than the first for a thread gone astray.
+/// The same where warps come from several places in the text: `bar.sync` is right there, too, but
+/// synccheck reports each warp that comes from another place than the first.
 __device__ __forceinline__ void meet_at(int id, int threads) {
     asm volatile("barrier.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }

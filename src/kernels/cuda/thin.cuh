@@ -37,10 +37,10 @@ __device__ __forceinline__ void add_slices(A (&total)[Count], const A (&sums)[Co
     __syncthreads();
 }
 
-/// A stage of a warp's ring: of 32 or 16 wide rows, and of the thin ones behind them, some elements
-/// of k.
-/// Wide lines are 128 bytes along k, or where the rows' axis lies side by side the 32 rows of one
-/// k; cells of 16 bytes are permuted so that what lanes read together meets no bank twice.
+/// A stage of a warp's ring: of 32, 16 or 8 wide rows, and of the thin ones behind them, some
+/// elements of k. Wide lines are 128 bytes along k, or where the rows' axis lies side by side all
+/// rows of one k; cells of 16 bytes are permuted so that what lanes read together meets no bank
+/// twice.
 template <class Thin, class E>
 struct ThinStage {
     static constexpr int per = 16 / int(sizeof(E));  // elements of a cell
