@@ -20,13 +20,14 @@ void in_pieces(int64_t times, Run run) {
     int64_t chunk = 1;
     do {
         const int64_t now = std::min(chunk, times);
-        const auto start = clock::now();
+        const bool last = now >= times;  // and no clock is read for a single one
+        const auto start = last ? clock::time_point() : clock::now();
         {
             GilRelease release;
             run(times < 0 ? times : now);
         }
         times -= now;
-        if (clock::now() - start < std::chrono::milliseconds(20)) chunk *= 2;
+        if (!last && clock::now() - start < std::chrono::milliseconds(20)) chunk *= 2;
         if (PyErr_CheckSignals()) nb::raise_python_error();
     } while (times > 0);
 }
