@@ -25,7 +25,8 @@ import aicf
 import numpy as np
 import reference
 from aicf import _core
-from boundary_programs import FAMILIES, Recorder
+from boundary_parts import Recorder
+from boundary_programs import FAMILIES
 from boundary_shapes import Dice, covered, table, target_of, targets
 from isas import used_isas
 
