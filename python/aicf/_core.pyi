@@ -543,6 +543,11 @@ class Trials:
     def build(self, wanted: Sequence[tuple[str, str]]) -> None:
         """Compiles kernels, by (signature, name), side by side."""
 
+    def foreign(self, signature: str, most: int) -> list[str]:
+        """
+        Candidates by the device's library, for an op that is a launch of its own; at most so many.
+        """
+
 class Step:
     """A compiled step; aicf.Step is its public face."""
 

@@ -598,6 +598,7 @@ def function(
     retraces: int = 8,
     static: str | Sequence[str] = (),
     tune: bool = False,
+    cublaslt: bool = False,
 ) -> Any:
     """A function of Values as a function of arrays: traced and compiled once for each kind of call.
 
@@ -609,7 +610,8 @@ def function(
         fn: takes Values where it is called with arrays of any library or floats, in nested tuples,
             lists and dicts; what else it takes must have a hash. It returns Values, None, or such a
             nest of these. None: a decorator with options.
-        device, math, seed, deterministic, check, checks, tune: as `Graph.compile` takes them.
+        device, math, seed, deterministic, check, checks, tune, cublaslt: as `Graph.compile` takes
+            them.
         dtypes: what arrays are cast to on their way in, by their dtype, as {"float64": "float32"}.
         buckets: an aicf.Bucket by the name of an argument, or several by axis: these axes are
             padded.
@@ -630,7 +632,7 @@ def function(
     """
     options = {
         "device": device, "math": math, "seed": seed, "deterministic": deterministic,
-        "check": check, "checks": checks, "tune": tune,
+        "check": check, "checks": checks, "tune": tune, "cublaslt": cublaslt,
     }  # fmt: skip
     for name, number in (("cache", cache), ("retraces", retraces)):
         if type(number) is not int or number < 1:
@@ -638,9 +640,11 @@ def function(
     names = [static] if isinstance(static, str) else static
     if not isinstance(names, (list, tuple)) or not all(isinstance(one, str) for one in names):
         raise GraphError(f"function: static is {static!r}; need names of arguments")
-    for name, choice in (("copy", copy), ("tune", tune)):
+    for name, choice in (("copy", copy), ("tune", tune), ("cublaslt", cublaslt)):
         if not isinstance(choice, bool):
             raise GraphError(f"function: {name} is {choice!r}; need a bool")
+    if cublaslt and not tune:
+        raise GraphError("function: cublaslt is True and tune False; need tune=True")
     try:
         casts = {_dtype(key): _dtype(value) for key, value in (dtypes or {}).items()}
     except (AttributeError, TypeError, ValueError):

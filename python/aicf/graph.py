@@ -655,6 +655,7 @@ class Graph:
         cast: bool = False,
         fresh: str | Sequence[str] = (),
         tune: bool = False,
+        cublaslt: bool = False,
     ) -> Step:
         """Verifies, rewrites, lowers, plans and captures the graph; it is copied, not kept.
 
@@ -695,6 +696,9 @@ class Graph:
                 step of it has.
             tune: on a GPU, times the kernels for its ops first, as `aicf.tune` says, or takes what
                 that found before; `candidates` go before. A CPU has nothing to choose.
+            cublaslt: with `tune`, products that nothing is fused with may be cuBLASLt's, as
+                `aicf.tune` says: their bits are then those of this version of the library on this
+                kind of device, and no longer a CPU's.
 
         Returns: a Step.
         """
@@ -717,6 +721,7 @@ class Graph:
             cast=cast,
             fresh=fresh,
             tune=tune,
+            cublaslt=cublaslt,
         )
 
 

@@ -132,7 +132,8 @@ class Plan:
     def candidates(self) -> dict[str, str]:
         """The chosen kernel by signature, of ops for which the device has several; `compile` takes
         it, and so the same kernels again."""
-        ops = [op for entry in self.ops for op in entry.get("members", [entry])]
+        members = [op for entry in self.ops for op in entry.get("members", ())]
+        ops = members + [op for op in self.ops if "members" not in op]  # a library's are no members
         return {op["signature"]: op["candidate"] for op in ops if "candidate" in op}
 
     def to_json(self) -> str:
@@ -224,6 +225,7 @@ class Step(_core.Step):
         cast: bool = False,
         fresh: str | Sequence[str] = (),
         tune: bool = False,
+        cublaslt: bool = False,
     ) -> None:
         if not isinstance(getattr(graph, "_core", None), _core.Graph):
             raise _core.GraphError(f"Step: graph is {graph!r}; need an aicf.Graph")
@@ -235,7 +237,10 @@ class Step(_core.Step):
             check=check,
             cast=cast,
             tune=tune,
+            cublaslt=cublaslt,
         )
+        if cublaslt and not tune:
+            raise _core.GraphError("compile: cublaslt is True and tune False; need tune=True")
         if not isinstance(checks, str) or checks not in CHECKS:
             raise _core.GraphError(
                 f"compile: checks is {checks!r}{is_it(checks, CHECKS)}; need one of {CHECKS}"
@@ -266,7 +271,7 @@ class Step(_core.Step):
         if tune:
             from .tuning import tuned
 
-            found = tuned(graph._core, graph.name, device, names, math, cores)
+            found = tuned(graph._core, graph.name, device, names, math, cores, cublaslt=cublaslt)
             chosen = {**found.candidates, **chosen}
         super().__init__(
             graph._core,

@@ -103,7 +103,7 @@ class Tuning(Sequence[Choice]):
                 [
                     printable(one.op),
                     one.default,
-                    one.kernel,
+                    _shown(one.kernel),
                     str(one.ops),
                     time_text(one.times[one.default]),
                     time_text(one.times[one.kernel]),
@@ -126,6 +126,7 @@ def tune(
     tensor_cores: str | None = None,
     limit: int = LIMIT,
     again: bool = False,
+    cublaslt: bool = False,
 ) -> Tuning:
     """Times the kernels that a GPU has to choose from for each op of a graph.
 
@@ -133,16 +134,22 @@ def tune(
     of the op's shapes, each captured as in a step, in turns, and another one than the first is
     taken where its median is two percent shorter. Then the whole graph runs with one such kernel
     more at a time, and keeps those that do not make it slower. No choice changes a bit of a
-    result. Where the device has no room for the whole graph beside what it holds, what is quicker
-    alone is taken. What is found is kept beside the compiled kernels (`AICF_CACHE_DIR`), for this
-    op, device and driver. Where nothing is kept, a table that the package has of GPUs of 9.0 with
-    132 processors goes before timing.
+    result, unless `cublaslt` is asked for. Where the device has no room for the whole graph beside
+    what it holds, what is quicker alone is taken. What is found is kept beside the compiled
+    kernels (`AICF_CACHE_DIR`), for this op, device and driver. Where nothing is kept, a table that
+    the package has of GPUs of 9.0 with 132 processors goes before timing.
 
     Args:
         graph: or a Step, whose device, math and passes are taken: none of them is given then.
         device, math, passes, tensor_cores: as `compile` takes them.
         limit: how many kernels of an op are timed at most.
         again: times also what is known, or in that table.
+        cublaslt: times also what cuBLASLt's heuristic names for products that nothing is fused
+            with, `limit` algorithms at most, and takes one where it is quicker. Sums are then in an
+            order of the library's: the plan's bits are those of this version of it on this kind
+            of device, and neither a CPU's nor those of our kernels. A step so compiled, or loaded,
+            calls the same algorithm and refuses another version or device.
+            DeviceUnavailable where there is no such library (pip install nvidia-cublas).
 
     Returns: a Tuning: a table, whose `candidates` are for `compile`. On a CPU, which has one kernel
         an op, it is empty.
@@ -154,6 +161,8 @@ def tune(
         raise _core.GraphError(f"tune: limit is {limit!r}; need 1 kernel or more")
     if not isinstance(again, bool):
         raise _core.GraphError(f"tune: again is {again!r}; need a bool")
+    if not isinstance(cublaslt, bool):
+        raise _core.GraphError(f"tune: cublaslt is {cublaslt!r}; need a bool")
     if isinstance(graph, Step):
         if graph._graph is None:
             raise _core.GraphError("tune: the step is from a file; need one that has a graph")
@@ -171,10 +180,13 @@ def tune(
         check_modes("tune", math, tensor_cores)
         names, cores = pass_names("tune", passes), 9 if tensor_cores else 0
         with graph._settled() as core:
-            return tuned(core, graph.name, resolve_device(device), names, math, cores, limit, again)
+            device = resolve_device(device)
+            return tuned(
+                core, graph.name, device, names, math, cores, limit, again, cublaslt=cublaslt
+            )
     else:
         raise _core.GraphError(f"tune: graph is {graph!r}; need an aicf.Graph or a Step")
-    return tuned(core, title, device, names, math, cores, limit, again)
+    return tuned(core, title, device, names, math, cores, limit, again, cublaslt=cublaslt)
 
 
 def tuned(
@@ -186,6 +198,8 @@ def tuned(
     tensor_cores: int,
     limit: int = LIMIT,
     again: bool = False,
+    *,
+    cublaslt: bool = False,
 ) -> Tuning:
     """What `tune` says, of what `Step` is given."""
     if device == "cpu":
@@ -193,7 +207,8 @@ def tuned(
     with Progress(f"tuning {title}"):
         trials = _core.Trials(core, device, list(passes), math, tensor_cores)
         machine = _machine(device)
-        found = choices(trials, machine, None if again else shipped(machine), limit, again)
+        table = None if again else shipped(machine)
+        found = choices(trials, machine, table, limit, again, cublaslt)
 
         def seconds(kernels: dict[str, str]) -> float:
             return _whole(core, (device, list(passes), math, tensor_cores), kernels)
@@ -241,9 +256,14 @@ def choices(
     table: Table | None,
     limit: int,
     again: bool,
+    cublaslt: bool = False,
 ) -> list[Choice]:
     """The kernel that is quickest alone for each kind of op."""
-    entries = [(*entry[:2], entry[2][:limit], *entry[3:]) for entry in trials.choices]
+
+    def names_of(entry: Entry) -> list[str]:
+        return entry[2][:limit] + (trials.foreign(entry[0], limit) if cublaslt else [])
+
+    entries = [(*entry[:2], names_of(entry), *entry[3:]) for entry in trials.choices]
     known = [_known(entry, machine, table, again) for entry in entries]
     trials.build(
         [
@@ -262,6 +282,11 @@ def choices(
             choice = _chosen(entry, times, False)
         found.append(choice)
     return found
+
+
+def _shown(kernel: str) -> str:
+    """Of a library's, which says its algorithm too, the name and version."""
+    return " ".join(kernel.split()[:2])
 
 
 Entry = tuple[str, str, list[str], int, float, int]  # as Trials have them

@@ -299,7 +299,20 @@ void bind_trials(nb::module_& m) {
                 Kernels built = build_trials(trials.lowered, wanted, trials.backend->target());
                 trials.built.insert(trials.built.end(), built.begin(), built.end());
             },
-            nb::arg("wanted"), "Compiles kernels, by (signature, name), side by side.");
+            nb::arg("wanted"), "Compiles kernels, by (signature, name), side by side.")
+        .def(
+            "foreign",
+            [](const Trials& trials, const std::string& wanted, int most) {
+                const GilRelease release;
+                const Signals signals;
+                for (const LoweredOp& op : trials.lowered.ops)
+                    if (!op.loop && signature(op) == wanted)
+                        return trials.backend->foreign_candidates(op, most);
+                return std::vector<std::string>();
+            },
+            nb::arg("signature"), nb::arg("most"),
+            "Candidates by the device's library, for an op that is a launch of its own; at most so "
+            "many.");
 }
 
 /// A step from a trial, a graph or a file, and its file.

@@ -34,10 +34,12 @@ struct Node {
     std::vector<CUgraphNode> waits;
     CUevent event = nullptr;  // of a node that records one
     int priority = 0;
-    CUgraphNode early = nullptr;  // that it may begin beside
+    CUgraphNode early = nullptr;                         // that it may begin beside
+    std::vector<std::pair<CUhostFn, void*>> calls = {};  // of a node that is a graph of such
 };
 struct Graph {
     std::vector<CUgraphNode> nodes;
+    std::vector<std::pair<CUhostFn, void*>> calls = {};  // captured
 };
 
 std::recursive_mutex lock;
@@ -57,6 +59,7 @@ uint32_t last_exec_id = 0;
 // the nodes, from when to when each ran in nanoseconds of the real time.
 using Watch = void (*)(uint32_t, size_t, const char* const*, const uint64_t*, const uint64_t*);
 Watch watch = nullptr;
+auto& captures = *new std::map<CUstream, CUgraph>;
 auto& orders = *new std::map<CUgraphExec, std::vector<CUgraphNode>>;  // in which nodes were added
 auto& most_shared = *new std::map<CUfunction, unsigned>;
 const auto kContext = reinterpret_cast<CUcontext>(2);
@@ -804,6 +807,50 @@ CUresult cuGraphExecKernelNodeSetParams_v2(CUgraphExec exec, CUgraphNode node,
     keep_block(&reinterpret_cast<std::map<CUgraphNode, Node>*>(exec)->at(node), params);
     return CUDA_SUCCESS;
 }
+CUresult cuStreamBeginCapture_v2(CUstream stream, CUstreamCaptureMode mode) {
+    MAY_FAIL;
+    NEED_CONTEXT;
+    if (!streams.count(stream) || captures.count(stream)) broken("a capture on such a stream");
+    if (mode != CU_STREAM_CAPTURE_MODE_RELAXED) broken("a capture that other threads may break");
+    CUgraph graph = reinterpret_cast<CUgraph>(new Graph);
+    graphs.insert(graph);
+    captures[stream] = graph;
+    return CUDA_SUCCESS;
+}
+CUresult cuStreamEndCapture(CUstream stream, CUgraph* graph) {
+    LOCK;
+    const auto held = captures.find(stream);
+    if (held == captures.end()) broken("the end of no capture");
+    *graph = held->second;
+    captures.erase(held);
+    return CUDA_SUCCESS;
+}
+CUresult cuLaunchHostFunc(CUstream stream, CUhostFn call, void* data) {
+    LOCK;
+    if (!streams.count(stream)) broken("a call on a dead stream");
+    if (const auto held = captures.find(stream); held != captures.end())
+        reinterpret_cast<Graph*>(held->second)->calls.emplace_back(call, data);
+    else
+        call(data);
+    return CUDA_SUCCESS;
+}
+CUresult cuGraphAddChildGraphNode(CUgraphNode* to, CUgraph graph, const CUgraphNode* waits,
+                                  size_t count, CUgraph child) {
+    MAY_FAIL;
+    if (!graphs.count(child)) broken("a node of a dead graph");
+    auto* node = new Node{CU_GRAPH_NODE_TYPE_GRAPH, {}, {}, {}, nullptr};
+    node->calls = reinterpret_cast<Graph*>(child)->calls;
+    return add_node(to, graph, waits, count, node);
+}
+CUresult cuGraphExecChildGraphNodeSetParams(CUgraphExec exec, CUgraphNode node, CUgraph child) {
+    MAY_FAIL;
+    Node& held = reinterpret_cast<std::map<CUgraphNode, Node>*>(exec)->at(node);
+    const auto& calls = reinterpret_cast<Graph*>(child)->calls;
+    if (held.type != CU_GRAPH_NODE_TYPE_GRAPH || held.calls.size() != calls.size())
+        return CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE;
+    held.calls = calls;
+    return CUDA_SUCCESS;
+}
 CUresult cuGraphUpload(CUgraphExec, CUstream) {
     MAY_FAIL;
     return CUDA_SUCCESS;
@@ -836,6 +883,7 @@ CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream) {
             begins.push_back(begins.empty() ? start : begin - (begin - begins.back()) / 2);
             ends.push_back(real_now());
         }
+        for (const auto& [call, data] : held.calls) call(data);
         if (held.event) {
             if (!events.count(held.event)) broken("a dead event recorded by a graph");
             const auto now = std::chrono::steady_clock::now().time_since_epoch();

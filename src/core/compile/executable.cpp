@@ -247,16 +247,22 @@ void fields(Io& io, PlannedOp& planned, Schemas& schemas, std::vector<int64_t>& 
             int depth) {
     auto kind = LaunchKind::kernel;
     if constexpr (!Io::kReads)
-        if (planned.body) kind = LaunchKind::loop;
+        kind = planned.body             ? LaunchKind::loop
+               : is_foreign(planned.op) ? LaunchKind::foreign
+                                        : LaunchKind::kernel;
     io.choice(kind, kLaunchKinds, "a launch");
     if constexpr (Io::kReads) {
-        if (kind != LaunchKind::kernel && kind != LaunchKind::loop)
+        if (kind == LaunchKind::copy || kind == LaunchKind::collective)
             io.fail("a launch is of kind ", static_cast<int>(kind),
-                    "; this version runs kernels and loops");
+                    "; this version runs kernels, foreign ones and loops");
         if (depth == kMostLoops)
             io.fail("more than ", kMostLoops, " loops stand inside each other");
     }
     fields(io, planned.op, schemas);
+    if constexpr (Io::kReads)
+        if (is_foreign(planned.op) != (kind == LaunchKind::foreign))
+            io.fail("a launch of kind ", static_cast<int>(kind), " has candidate \"",
+                    planned.op.candidate, "\"");
     io.numbers(planned.counters, planned.scratch);
     int64_t room = 0;
     if constexpr (!Io::kReads) room = static_cast<int64_t>(planned.kernel->workspace_bytes);

@@ -425,14 +425,18 @@ Cost Plan::cost() const {
     return sum;
 }
 
-void choose_candidates(Lowered& lowered, const Candidates& given, const Target& target) {
-    const auto choose = [&](LoweredOp& op) {
+/// `inside` a loop's body, or of a group's members: a library's call is a launch of its own, on
+/// operands that lie as a trial's do.
+static void choose_candidates(Lowered& lowered, const Candidates& given, const Target& target,
+                              bool in_loop) {
+    const auto choose = [&](LoweredOp& op, bool inside) {
         const std::vector<std::string> names = target.candidates(op);
         const auto at = given.empty() ? given.end() : given.find(signature(op));
         if (names.size() > 1) op.candidate = names[0];
-        if (at == given.end()) return;
+        if (at == given.end() || (inside && is_foreign(at->second))) return;
         op.candidate = at->second;
         if (std::find(names.begin(), names.end(), op.candidate) != names.end()) return;
+        if (is_foreign(op) && target.takes_foreign(op)) return;
         std::string list;
         for (const std::string& name : names) list += (list.empty() ? "" : ", ") + name;
         raise(ErrorKind::graph, "compile: candidates names \"", op.candidate, "\" for ", at->first,
@@ -441,14 +445,18 @@ void choose_candidates(Lowered& lowered, const Candidates& given, const Target& 
     for (LoweredOp& op : lowered.ops) {
         if (op.loop) {
             Lowered body = *op.loop;
-            choose_candidates(body, given, target);
+            choose_candidates(body, given, target, true);
             op.loop = std::make_shared<const Lowered>(std::move(body));
             continue;
         }
-        choose(op);
+        choose(op, in_loop);
         if (is_one_block(op)) continue;  // its members have no kernels of their own
-        for (LoweredOp& member : op.members) choose(member);
+        for (LoweredOp& member : op.members) choose(member, true);
     }
+}
+
+void choose_candidates(Lowered& lowered, const Candidates& given, const Target& target) {
+    choose_candidates(lowered, given, target, false);
 }
 
 namespace {

@@ -65,7 +65,12 @@ Kernels Target::read(const std::vector<const LoweredOp*>& ops, std::string_view 
         raise(ErrorKind::format, where, ": it holds ", records.size() + code.size(),
               " bytes of kernels; need none, for they are in this library");
     Kernels kernels;
-    for (const LoweredOp* op : ops) kernels.push_back(select(*op));
+    for (const LoweredOp* op : ops) {
+        if (is_foreign(*op))
+            raise(ErrorKind::format, where, ": candidate \"", op->candidate,
+                  "\" is a library's, which this device does not call");
+        kernels.push_back(select(*op));
+    }
     return kernels;
 }
 

@@ -64,6 +64,9 @@ class Target {
     /// Names of alternative kernels for an op, the default first; empty if there is no choice.
     /// LoweredOp::candidate selects one.
     virtual std::vector<std::string> candidates(const LoweredOp&) const { return {}; }
+    /// Whether the op can be what its candidate, a library's (is_foreign()), says: one of those
+    /// that the tuner was asked for, which candidates() does not list.
+    virtual bool takes_foreign(const LoweredOp&) const { return false; }
     /// Whether a region can be one kernel here, and is profitable.
     virtual bool fits(const LoweredOp& region) const = 0;
     /// Whether a group of a row op and sums over rows of what it reads is one kernel that reads

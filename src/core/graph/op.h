@@ -165,6 +165,10 @@ struct LoweredOp {
     std::shared_ptr<const Lowered> loop = {};
     const View& operand(int number) const;
 };
+/// How candidates begin that are no kernels of ours, but what a library does.
+constexpr std::string_view kForeign = "cublasLt ";
+inline bool is_foreign(std::string_view candidate) { return candidate.starts_with(kForeign); }
+inline bool is_foreign(const LoweredOp& op) { return is_foreign(op.candidate); }
 
 /// The list of lowered ops of a graph. `values` begins with the graph's own, same ids; lowering and
 /// passes append.

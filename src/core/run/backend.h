@@ -72,6 +72,9 @@ class Backend {
     virtual ~Backend() = default;
     virtual Device device() const = 0;
     virtual const Target& target() const = 0;  // the compiler's view of it
+    /// Candidates for an op that are what a library of this device does (is_foreign()), the best
+    /// first; at most so many. DeviceUnavailable where the library is not installed.
+    virtual std::vector<std::string> foreign_candidates(const LoweredOp&, int) { return {}; }
     /// Loads kernels and sets their attributes, so that replay does no first-use work. Returns
     /// BoundOp::code by kernel.
     virtual std::vector<std::shared_ptr<const void>> load(const Kernels& kernels) {

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/base/disk_cache.h"
+#include "kernels/cuda/cublaslt.h"
 #include "kernels/cuda/library.h"
 #include "kernels/cuda/nvrtc.h"
 #include "kernels/cuda/replay_times.h"
@@ -79,13 +80,19 @@ class CudaBackend : public Backend {
 
     Device device() const override { return gpu_.device; }
     const Target& target() const override { return target_; }
+    std::vector<std::string> foreign_candidates(const LoweredOp& op, int most) override {
+        return library_candidates(gpu_, op, most);
+    }
 
     std::vector<std::shared_ptr<const void>> load(const Kernels& kernels) override {
         const auto loaded = kernel_cache(gpu_).load(codes_of(kernels));
         std::vector<std::shared_ptr<const void>> code(kernels.size());
         size_t next = 0;
-        for (size_t i = 0; i < kernels.size(); i++)
-            if (static_cast<const CudaKernel&>(*kernels[i]).code) code[i] = loaded[next++];
+        for (size_t i = 0; i < kernels.size(); i++) {
+            const auto& kernel = static_cast<const CudaKernel&>(*kernels[i]);
+            if (kernel.code) code[i] = loaded[next++];
+            if (kernel.product) code[i] = load_product(gpu_, *kernel.product);
+        }
         return code;
     }
 
@@ -96,6 +103,7 @@ class CudaBackend : public Backend {
         check(counters || !kernel.counter_bytes, "cuda: a kernel without its counters");
         finish_parts(*this, kernel, args, counters);
         if (!kernel.parts.empty()) return;
+        if (kernel.product) return check_operands(args);
         char* const tail = reinterpret_cast<char*>(&args) + args.tail;
         if (kernel.tail_at) return write_tail(kernel, args);
         std::memcpy(tail, &counters, sizeof counters);
@@ -220,6 +228,7 @@ class CudaBackend : public Backend {
         if (!op.code) return;
         const Driver& cu = driver();
         const Scope scope(gpu_);
+        if (kernel.product) return run_product(op, *op.args, stream_->handle());
         void* parameters[] = {passed_of(kernel, *op.args)};
         const CUresult result =
             cu.cuLaunchKernel(function_of(op), kernel.blocks, 1, 1, kernel.threads, 1, 1,
@@ -237,7 +246,7 @@ class CudaBackend : public Backend {
     int64_t steps_at_once(size_t launches) const override { return times_at_once(launches); }
     LaunchSize launch_size(const Kernel& base) const override {
         const auto& kernel = static_cast<const CudaKernel&>(base);
-        if (!kernel.code) return {0, 0, 0};  // nothing to launch
+        if (!kernel.code) return {0, 0, 0};  // nothing to launch, or what a library does
         return {kernel.blocks, kernel.threads, kernel.shared};
     }
 

@@ -41,6 +41,8 @@ namespace aicf::cuda {
     X(cuStreamDestroy, cuStreamDestroy_v2)                               \
     X(cuStreamSynchronize, cuStreamSynchronize)                          \
     X(cuStreamWaitEvent, cuStreamWaitEvent)                              \
+    X(cuStreamBeginCapture, cuStreamBeginCapture_v2)                     \
+    X(cuStreamEndCapture, cuStreamEndCapture)                            \
     X(cuEventCreate, cuEventCreate)                                      \
     X(cuEventDestroy, cuEventDestroy_v2)                                 \
     X(cuEventRecord, cuEventRecord)                                      \
@@ -58,6 +60,7 @@ namespace aicf::cuda {
     X(cuGraphDestroy, cuGraphDestroy)                                    \
     X(cuGraphAddKernelNode, cuGraphAddKernelNode_v2)                     \
     X(cuGraphAddEmptyNode, cuGraphAddEmptyNode)                          \
+    X(cuGraphAddChildGraphNode, cuGraphAddChildGraphNode)                \
     X(cuGraphAddEventRecordNode, cuGraphAddEventRecordNode)              \
     X(cuGraphAddDependencies, cuGraphAddDependencies_v2)                 \
     X(cuGraphGetNodes, cuGraphGetNodes)                                  \
@@ -67,6 +70,7 @@ namespace aicf::cuda {
     X(cuGraphInstantiate, cuGraphInstantiateWithFlags)                   \
     X(cuGraphExecDestroy, cuGraphExecDestroy)                            \
     X(cuGraphExecKernelNodeSetParams, cuGraphExecKernelNodeSetParams_v2) \
+    X(cuGraphExecChildSetParams, cuGraphExecChildGraphNodeSetParams)     \
     X(cuGraphUpload, cuGraphUpload)                                      \
     X(cuGraphLaunch, cuGraphLaunch)
 

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/compile/lanes.h"
+#include "kernels/cuda/cublaslt.h"
 
 namespace aicf::cuda {
 
@@ -25,10 +26,24 @@ CUDA_KERNEL_NODE_PARAMS node_params(const BoundOp& op, void** parameters) {
     return params;
 }
 
+/// What a library does for an op, as a graph to copy.
+class Child {
+  public:
+    Child(const BoundOp& op, const ArgBlock& args) : graph(product_graph(op, args)) {}
+    ~Child() { driver().cuGraphDestroy(graph); }
+    Child(const Child&) = delete;
+    Child& operator=(const Child&) = delete;
+    const CUgraph graph;
+};
+
 CUgraphNode add_node(CUgraph graph, const BoundOp& op, const std::string& where) {
     const Driver& cu = driver();
     CUgraphNode node = nullptr;
-    if (op.code) {
+    if (static_cast<const CudaKernel&>(*op.kernel).product) {
+        const Child child(op, *op.args);
+        check_call(cu.cuGraphAddChildGraphNode(&node, graph, nullptr, 0, child.graph),
+                   where.c_str());
+    } else if (op.code) {
         const auto& kernel = static_cast<const CudaKernel&>(*op.kernel);
         void* parameters[] = {passed_of(kernel, *op.args)};
         const CUDA_KERNEL_NODE_PARAMS params = node_params(op, parameters);
@@ -60,6 +75,8 @@ void give_back(const Stream& stream, CUgraph graph, CUgraphExec exec,
 const CudaKernel& kernel_of(const BoundOp& op) {
     return static_cast<const CudaKernel&>(*op.kernel);
 }
+/// Whether it launches a kernel of ours.
+bool launches(const BoundOp& op) { return op.code && !kernel_of(op).product; }
 unsigned blocks_of(const BoundOp& op) { return kernel_of(op).blocks; }
 
 /// The bytes from an operand's first element to its last.
@@ -209,6 +226,7 @@ void CapturedGraph::find_order() {
         const bool end = after[i].empty();  // the starts of the next time wait for it
         const std::vector<size_t>& next = end ? starts_ : after[i];
         if (next.size() != 1 || (end ? ends_.size() : waits[next[0]].size()) != 1) continue;
+        if (!launches(ops_[i]) || !launches(ops_[next[0]])) continue;
         const unsigned blocks = blocks_of(ops_[i]) + blocks_of(ops_[next[0]]);
         const bool by_itself = row || (!end && alone[i] && alone[next[0]]);
         if ((by_itself || blocks <= room) && !writes_early(ops_[i], ops_[next[0]]) &&
@@ -236,7 +254,7 @@ void CapturedGraph::add(Run& run, size_t op) {
     const std::string where = where_of(op);
     write_late(op, *ops_[op].args);
     run.nodes.push_back(add_node(run.graph, ops_[op], where));
-    if (!ops_[op].code || urgent_.empty() || !urgent_[op]) return;
+    if (!launches(ops_[op]) || urgent_.empty() || !urgent_[op]) return;
     int least = 0, greatest = 0;
     AICF_CU(cu, cuCtxGetStreamPriorityRange, &least, &greatest);
     CUkernelNodeAttrValue value = {};
@@ -256,7 +274,7 @@ void CapturedGraph::join(Run& run) {
     for (size_t wait : waits) {
         CUgraphEdgeData edge = {};
         const size_t from = wait % ops_.size();
-        if (ops_[op].code && ops_[from].code && early_[from] == static_cast<int>(op)) {
+        if (early_[from] == static_cast<int>(op)) {
             edge.type = CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC;
             edge.from_port = CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC;
         }
@@ -345,12 +363,23 @@ void CapturedGraph::rebind(int op, const ArgBlock& args) {
     if (!bound.code) return;
     const Driver& cu = driver();
     const Scope scope(stream_->gpu());
+    const auto each = [&](const auto& set) {
+        for (const Run* run : {&one_, &many_})
+            for (size_t i = static_cast<size_t>(op); i < run->nodes.size(); i += ops_.size())
+                set(run->exec, run->nodes[i]);
+    };
+    if (kernel_of(bound).product) {
+        const Child child(bound, args);
+        return each([&](CUgraphExec exec, CUgraphNode node) {
+            AICF_CU(cu, cuGraphExecChildSetParams, exec, node, child.graph);
+        });
+    }
     write_late(static_cast<size_t>(op), const_cast<ArgBlock&>(args));
     void* parameters[] = {passed_of(kernel_of(bound), args)};
     const CUDA_KERNEL_NODE_PARAMS params = node_params(bound, parameters);
-    for (const Run* run : {&one_, &many_})
-        for (size_t i = static_cast<size_t>(op); i < run->nodes.size(); i += ops_.size())
-            AICF_CU(cu, cuGraphExecKernelNodeSetParams, run->exec, run->nodes[i], &params);
+    each([&](CUgraphExec exec, CUgraphNode node) {
+        AICF_CU(cu, cuGraphExecKernelNodeSetParams, exec, node, &params);
+    });
 }
 
 std::vector<Captured::Launch> CapturedGraph::trace() const {
@@ -363,7 +392,7 @@ std::vector<Captured::Launch> CapturedGraph::trace() const {
     const std::set<CUgraphNode> there(held.begin(), held.end());
     std::map<CUfunction, std::string> names;
     for (const BoundOp& op : ops_)
-        if (op.code) names[function_of(op)] = op.kernel->name;
+        if (launches(op)) names[function_of(op)] = op.kernel->name;
     std::vector<Launch> launches;
     for (size_t i = 0; i < ops_.size(); i++) {
         if (!there.contains(one_.nodes[i])) continue;

@@ -79,7 +79,8 @@ int64_t terms_of(const LoweredOp& op) { return Gemm(op).k; }
 double gemm_cycles(const LoweredOp& op, const Limits& limits) {
     const std::vector<Choice> choices = Gemm(op).choices(limits);
     for (const Choice& choice : choices)
-        if (op.candidate.empty() || name_of(choice) == op.candidate) return choice.cycles;
+        if (op.candidate.empty() || is_foreign(op) || name_of(choice) == op.candidate)
+            return choice.cycles;
     return 0;
 }
 

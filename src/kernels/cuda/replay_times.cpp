@@ -93,6 +93,11 @@ ReplayTimes::ReplayTimes(std::shared_ptr<Stream> stream, const std::vector<Bound
                          CapturedGraph* captured)
     : stream_(std::move(stream)), ops_(ops), captured_(captured) {
     if (!captured_) problem_ = "it traces replays of a captured step alone";
+    for (const BoundOp& op : ops)
+        if (static_cast<const CudaKernel&>(*op.kernel).product && captured_) {
+            captured_ = nullptr;
+            problem_ = "nobody knows how many kernels a product by cublasLt is";
+        }
 }
 
 std::vector<Timed::Run> ReplayTimes::run(int64_t times) {

@@ -145,12 +145,20 @@ Kernels CudaTarget::read(const std::vector<const LoweredOp*>& ops, std::string_v
     Kernels kernels;
     for (const LoweredOp* op : ops) {
         auto kernel = read_kernel(io, *op);
+        if (is_foreign(*op)) {  // which says all that its record does
+            const auto made = foreign_kernel(*op);
+            if (kernel->workspace_bytes != made->workspace_bytes || kernel->counter_bytes != 0 ||
+                !kernel->maps.empty())
+                io.fail(op->def->name, " is not recorded as its candidate says");
+            kernel = made;
+        }
         for (const LoweredOp& member : op->members)
             if (op->def == group_def() || op->def == chain_def())
                 add_part(*kernel, *op, member, read_kernel(io, member));
         int32_t number = kNoCode;
         io.number(number);
-        if (number < kNoCode || number >= static_cast<int32_t>(codes.size()))
+        if (number < kNoCode || number >= static_cast<int32_t>(codes.size()) ||
+            (kernel->product && number != kNoCode))
             io.fail("a kernel has code ", number, "; there are ", codes.size());
         if (number != kNoCode) {
             kernel->code = codes[static_cast<size_t>(number)];

@@ -5,6 +5,7 @@
 
 #include "core/graph/region.h"
 #include "kernels/cuda/backend.h"
+#include "kernels/cuda/cublaslt.h"
 #include "kernels/cuda/nvrtc.h"
 #include "kernels/cuda/sources.h"
 
@@ -92,7 +93,30 @@ std::optional<size_t> CudaTarget::block_bytes(const LoweredOp& op) const {
     return static_cast<size_t>(BlockLayout(op).bytes);
 }
 
+bool CudaTarget::takes_foreign(const LoweredOp& op) const {
+    try {
+        return library_product(op) != nullptr;
+    } catch (const Error& error) {
+        if (error.kind() != ErrorKind::graph) throw;
+        return false;
+    }
+}
+
+std::shared_ptr<CudaKernel> CudaTarget::foreign_kernel(const LoweredOp& op) const {
+    auto kernel = std::make_shared<CudaKernel>();
+    kernel->product = library_product(op);
+    check_device(*kernel->product, arch_, limits_.processors);
+    kernel->name = name_of(*kernel->product);
+    kernel->workspace_bytes = workspace_of(*kernel->product);
+    complete(*kernel, op);
+    kernel->asks = false;
+    kernel->align.assign(op.inputs.size(), kLibraryAlign);
+    kernel->nanoseconds = nanoseconds(op);
+    return kernel;
+}
+
 std::shared_ptr<const Kernel> CudaTarget::select(const LoweredOp& op) const {
+    if (is_foreign(op)) return foreign_kernel(op);
     const KernelText text = kernel_text(op, limits_);
     auto kernel = kernel_of(text, op);
     for (size_t k = 0; k < text.parts.size(); k++)

@@ -8,8 +8,11 @@ namespace aicf::cuda {
 
 constexpr uint32_t kMapAlign = 16;  // of what a tensor map shows, in bytes
 
+struct LibraryProduct;  // cublaslt.h
+
 struct CudaKernel : Kernel {
-    std::shared_ptr<KernelCode> code;  // null: nothing to do
+    std::shared_ptr<KernelCode> code;  // null: nothing to do, or what a library does
+    std::shared_ptr<const LibraryProduct> product;
     unsigned blocks = 1, threads = 1, shared = 0;
     uint32_t block_bytes = 0;
     int64_t nanoseconds = 0;  // that it takes by the model, its launch included
@@ -37,6 +40,7 @@ class CudaTarget : public Target {
     double microseconds(const LoweredOp& op) const override;
     int tensor_cores() const override;
     std::vector<std::string> candidates(const LoweredOp& op) const override;
+    bool takes_foreign(const LoweredOp& op) const override;
     bool fits(const LoweredOp& region) const override;
     bool sums_beside(const LoweredOp& group) const override {
         return cuda::sums_beside(group, limits_);
@@ -64,6 +68,7 @@ class CudaTarget : public Target {
 
   private:
     int64_t nanoseconds(const LoweredOp& op) const;
+    std::shared_ptr<CudaKernel> foreign_kernel(const LoweredOp& op) const;
 
     const Limits limits_;
     const std::string arch_;
