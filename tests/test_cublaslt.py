@@ -163,7 +163,7 @@ def test_many_slices_and_times(rng):
 
 @pytest.mark.gpu
 def test_what_has_no_such_candidate(rng):
-    """Products with something behind them, and of float64; in a loop it is left to ours."""
+    """Products with something behind them, and of float64."""
     g = aicf.Graph("fused")
     g.output("y", aicf.relu(aicf.matmul(g.input("a", (64, 64)), g.param("b", (64, 64)))))
     assert algorithms(g) == {}
@@ -171,6 +171,25 @@ def test_what_has_no_such_candidate(rng):
     a = g.input("a", (64, 64), "float64")
     g.output("y", aicf.matmul(a, a))
     assert algorithms(g) == {}
+
+
+@pytest.mark.gpu
+def test_in_a_loop_it_is_left_to_ours(rng):
+    """Whose operands are wherever a turn's are."""
+    n = 200  # too large for one block
+    g = aicf.Graph("loop")
+    x, w = g.input("x", (n, n)), g.input("w", (n, n))
+    last, _ = aicf.scan(lambda c, _row: (aicf.matmul(c, w), None), x, g.input("s", (3, 1)))
+    g.output("last", last)
+    g.output("y", aicf.matmul(x, w))
+    found = algorithms(g)
+    arrays = {name: rng.integers(-1, 2, (n, n)).astype(np.float32) for name in "xw"}
+    arrays["w"] = np.eye(n, dtype=np.float32)[::-1].copy()
+    step = g.compile(device="cuda", candidates={key: names[0] for key, names in found.items()})
+    assert str(step.plan).count("candidate=cublasLt ") == 1
+    out = step(**arrays, s=np.zeros((3, 1), np.float32))
+    assert_bits(result(out), arrays["x"] @ arrays["w"], "outside")
+    assert_bits(np.array(out["last"]), arrays["x"] @ arrays["w"], "inside, thrice")
 
 
 @pytest.mark.gpu

@@ -84,9 +84,9 @@ def test_a_function_tunes_what_it_compiles(monkeypatch):
     """Each of its steps, by what compile(tune=True) takes."""
     asked, tuned = [], tuning.tuned
 
-    def watched(core, title, device, *rest):
+    def watched(core, title, device, *rest, **options):
         asked.append((title, device))
-        return tuned(core, title, device, *rest)
+        return tuned(core, title, device, *rest, **options)
 
     monkeypatch.setattr(tuning, "tuned", watched)
     for tune in (False, True):

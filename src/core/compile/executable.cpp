@@ -262,7 +262,7 @@ void fields(Io& io, PlannedOp& planned, Schemas& schemas, std::vector<int64_t>& 
     if constexpr (Io::kReads)
         if (is_foreign(planned.op) != (kind == LaunchKind::foreign))
             io.fail("a launch of kind ", static_cast<int>(kind), " has candidate \"",
-                    planned.op.candidate, "\"");
+                    planned.op.candidate, "\"; need a library's for a foreign one alone");
     io.numbers(planned.counters, planned.scratch);
     int64_t room = 0;
     if constexpr (!Io::kReads) room = static_cast<int64_t>(planned.kernel->workspace_bytes);

@@ -7,6 +7,7 @@
 #include <map>
 #include <mutex>
 
+#include "core/base/fork.h"
 #include "kernels/cuda/codegen.h"
 #include "kernels/cuda/library.h"
 
@@ -93,7 +94,7 @@ bool open_library(Library& lt, const std::string& path) {
     return true;
 }
 
-std::mutex library_lock;
+ForkMutex library_lock;
 
 /// With `library_lock` held.
 Library& library_once() {
@@ -425,25 +426,29 @@ void run_product(const BoundOp& op, const ArgBlock& args, CUstream stream) {
             args.workspace, loaded.product.workspace, stream);
 }
 
-CUgraph product_graph(const BoundOp& op, const ArgBlock& args) {
+std::shared_ptr<CUgraph_st> product_graph(const BoundOp& op, const ArgBlock& args) {
     const Driver& cu = driver();
     const Scope scope(static_cast<const LoadedProduct*>(op.code.get())->gpu);
     // Another thread may be launching on the step's own stream.
     CUstream stream = nullptr;
     AICF_CU(cu, cuStreamCreate, &stream, CU_STREAM_NON_BLOCKING);
-    const std::shared_ptr<void> held(
-        stream, [&cu](void* one) { cu.cuStreamDestroy(static_cast<CUstream>(one)); });
+    const std::shared_ptr<CUstream_st> held(stream, cu.cuStreamDestroy);
     AICF_CU(cu, cuStreamBeginCapture, stream, CU_STREAM_CAPTURE_MODE_RELAXED);
-    CUgraph graph = nullptr;
+    const auto captured = [&] {
+        CUgraph graph = nullptr;
+        AICF_CU(cu, cuStreamEndCapture, stream, &graph);
+        return std::shared_ptr<CUgraph_st>(graph, cu.cuGraphDestroy);
+    };
     try {
         run_product(op, args, stream);
     } catch (...) {
-        if (cu.cuStreamEndCapture(stream, &graph) == CUDA_SUCCESS && graph)
-            cu.cuGraphDestroy(graph);
+        try {
+            captured();
+        } catch (const Error&) {  // of a capture that was broken off
+        }
         throw;
     }
-    AICF_CU(cu, cuStreamEndCapture, stream, &graph);
-    return graph;
+    return captured();
 }
 
 }  // namespace aicf::cuda

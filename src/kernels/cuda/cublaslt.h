@@ -36,7 +36,7 @@ std::shared_ptr<const void> load_product(const Gpu& gpu, const LibraryProduct& p
 void check_operands(const ArgBlock& args);
 /// Enqueues it.
 void run_product(const BoundOp& op, const ArgBlock& args, CUstream stream);
-/// The same as a graph, which is the caller's.
-CUgraph product_graph(const BoundOp& op, const ArgBlock& args);
+/// The same as a graph, to be copied.
+std::shared_ptr<CUgraph_st> product_graph(const BoundOp& op, const ArgBlock& args);
 
 }  // namespace aicf::cuda

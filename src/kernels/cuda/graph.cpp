@@ -26,22 +26,12 @@ CUDA_KERNEL_NODE_PARAMS node_params(const BoundOp& op, void** parameters) {
     return params;
 }
 
-/// What a library does for an op, as a graph to copy.
-class Child {
-  public:
-    Child(const BoundOp& op, const ArgBlock& args) : graph(product_graph(op, args)) {}
-    ~Child() { driver().cuGraphDestroy(graph); }
-    Child(const Child&) = delete;
-    Child& operator=(const Child&) = delete;
-    const CUgraph graph;
-};
-
 CUgraphNode add_node(CUgraph graph, const BoundOp& op, const std::string& where) {
     const Driver& cu = driver();
     CUgraphNode node = nullptr;
     if (static_cast<const CudaKernel&>(*op.kernel).product) {
-        const Child child(op, *op.args);
-        check_call(cu.cuGraphAddChildGraphNode(&node, graph, nullptr, 0, child.graph),
+        const auto child = product_graph(op, *op.args);
+        check_call(cu.cuGraphAddChildGraphNode(&node, graph, nullptr, 0, child.get()),
                    where.c_str());
     } else if (op.code) {
         const auto& kernel = static_cast<const CudaKernel&>(*op.kernel);
@@ -369,9 +359,9 @@ void CapturedGraph::rebind(int op, const ArgBlock& args) {
                 set(run->exec, run->nodes[i]);
     };
     if (kernel_of(bound).product) {
-        const Child child(bound, args);
+        const auto child = product_graph(bound, args);
         return each([&](CUgraphExec exec, CUgraphNode node) {
-            AICF_CU(cu, cuGraphExecChildSetParams, exec, node, child.graph);
+            AICF_CU(cu, cuGraphExecChildSetParams, exec, node, child.get());
         });
     }
     write_late(static_cast<size_t>(op), const_cast<ArgBlock&>(args));
