@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <vector>
 
 #include "core/abi/formats.h"
 
@@ -83,15 +84,24 @@ void run(void* data) {
     const bool ta = call.product.transposed[0], tb = call.product.transposed[1];
     const uint64_t terms = ta ? call.a.rows : call.a.columns;
     if (const size_t bytes = scratch_of(call.algorithm)) std::memset(call.workspace, 0xee, bytes);
-    for (int64_t batch = 0; batch < call.d.batches; batch++)
+    std::vector<float> a(call.d.rows * terms), b(call.d.columns * terms);  // k by k
+    for (int64_t batch = 0; batch < call.d.batches; batch++) {
+        for (size_t i = 0; i < a.size(); i++) {
+            const uint64_t row = i / terms, k = i % terms;
+            a[i] = call.a.at(call.from_a, batch, ta ? k : row, ta ? row : k);
+        }
+        for (size_t i = 0; i < b.size(); i++) {
+            const uint64_t column = i / terms, k = i % terms;
+            b[i] = call.b.at(call.from_b, batch, tb ? column : k, tb ? k : column);
+        }
         for (uint64_t column = 0; column < call.d.columns; column++)
             for (uint64_t row = 0; row < call.d.rows; row++) {
                 float sum = 0;
                 for (uint64_t k = terms; k-- > 0;)
-                    sum += call.a.at(call.from_a, batch, ta ? k : row, ta ? row : k) *
-                           call.b.at(call.from_b, batch, tb ? column : k, tb ? k : column);
+                    sum += a[row * terms + k] * b[column * terms + k];
                 call.d.put(call.to, batch, row, column, sum);
             }
+    }
 }
 
 int number(const char* name, int otherwise) {
