@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from aicf import _core, tuning
 from compare import assert_bits
-from tensors import CapsuleTensor
+from tensors import CapsuleTensor, Cuda, Foreign
 
 HERE = Path(__file__).parent
 pytestmark = pytest.mark.skipif(not hasattr(_core, "cuda_info"), reason="no CUDA in this build")
@@ -146,8 +146,26 @@ def test_what_is_bound_is_read_and_written(rng):
     other = g.compile(params={"a": arrays["c"], "b": arrays["b"]}, **options)
     weight = other.params["a"].__dlpack__(max_version=(1, 0), copy=True)
     step.bind(a=CapsuleTensor(weight))
+    want = arrays["c"] @ arrays["b"]
     for got in ways(step):
-        assert_bits(got, arrays["c"] @ arrays["b"], "bound")
+        assert_bits(got, want, "bound")
+    memory = [Cuda(np.zeros(64 * 64 + 4, np.float32)) for _ in range(2)]
+
+    def lent(which, offset):
+        at = memory[which]
+        return Foreign(at.address, "float32", (64, 64), None, offset, device=(2, 0), keep=at)
+
+    with pytest.raises(aicf.Unsupported, match='"a" got memory that begins 4 bytes .* cublasLt '):
+        step.bind(a=lent(0, 4))
+    step.bind(y=lent(1, 4))
+    for _ in range(2):
+        with pytest.raises(aicf.Unsupported, match="operand 2 of a product begins 4 bytes"):
+            step()
+    step.bind(y=lent(1, 16))
+    for got in ways(step):
+        assert_bits(got, want, "bound again")
+    step.synchronize()
+    assert_bits(memory[1].read()[16:].view(np.float32).reshape(64, 64), want, "in memory")
 
 
 @pytest.mark.gpu

@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <map>
@@ -172,8 +173,7 @@ std::optional<Matrix> matrix_of(const View& view, int64_t batch_step) {
 }
 
 std::optional<Product> product_of(const LoweredOp& op) {
-    const bool product = op.def->name == "gemm" || op.def->name == "gemm_f32";
-    if (!product || !op.body.empty() || !op.members.empty()) return std::nullopt;
+    if (op.def->name != "gemm") return std::nullopt;
     const View &a = op.inputs[0], &b = op.inputs[1], &c = op.outputs[0];
     const std::string& math = op.attrs.text("math");
     if (a.dtype == DType::f64 || math == "fp32x") return std::nullopt;
@@ -368,11 +368,12 @@ std::vector<std::string> library_candidates(const Gpu& gpu, const LoweredOp& op,
     prefer(kMostWorkspace, kLibraryWorkspace);
     prefer(kSchemes, kSumsInFloat);
     for (const int which : kLeastAlign) prefer(which, kLibraryAlign);
-    std::vector<Found> found(static_cast<size_t>(limit));
+    constexpr int most = 64;
+    std::vector<Found> found(static_cast<size_t>(std::min(limit, most)));
     int count = 0;
-    const int status =
-        lt.MatmulAlgoGetHeuristic(handle, described.what, described.a, described.b, described.c,
-                                  described.c, preference, limit, found.data(), &count);
+    const int status = lt.MatmulAlgoGetHeuristic(
+        handle, described.what, described.a, described.b, described.c, described.c, preference,
+        static_cast<int>(found.size()), found.data(), &count);
     if (status == kInvalid || status == kOtherArch || status == kNotSupported) return {};
     check_library(status, "cublasLtMatmulAlgoGetHeuristic");
     std::vector<std::string> names;

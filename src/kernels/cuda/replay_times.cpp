@@ -96,7 +96,7 @@ ReplayTimes::ReplayTimes(std::shared_ptr<Stream> stream, const std::vector<Bound
     for (const BoundOp& op : ops)
         if (static_cast<const CudaKernel&>(*op.kernel).product && captured_) {
             captured_ = nullptr;
-            problem_ = "nobody knows how many kernels a product by cublasLt is";
+            problem_ = "how many kernels a product by cublasLt is, is not known";
         }
 }
 
