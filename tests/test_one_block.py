@@ -1,5 +1,6 @@
 """A small step in one block of threads has the bits of its ops in launches of their own."""
 
+import ctypes
 import json
 import operator
 import re
@@ -413,6 +414,65 @@ def test_what_a_call_was_given_stays(name, make_rng):
         losses.append(step.replay()["loss"].numpy().tobytes())
         ends.append((losses, {k: v.tobytes() for k, v in step.state_dict().items()}))
     assert ends[0] == ends[1]
+
+
+def uploaded():
+    """Bytes that the emulated driver has copied from the host; None of a real one."""
+    driver = ctypes.CDLL("libcuda.so.1")
+    if not hasattr(driver, "fake_cuda_uploaded"):
+        return None
+    driver.fake_cuda_uploaded.restype = ctypes.c_size_t
+    return driver.fake_cuda_uploaded()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rings", [0, 3])
+def test_a_call_reads_no_input_twice_from_the_host(rings, make_rng):
+    """Beside three rings an input that only a ring reads finds no room in shared memory, where a
+    kernel would read it from the host at each step: it is copied to the device then."""
+    ends = []
+    for passes in ("default", APART):
+        g = aicf.Graph("rings")
+        h = g.input("x", (16, 8))
+        for i in range(10):
+            h = g.dense(str(i), aicf.relu(h) if i else h, 8)
+        g.minimize(aicf.mse_loss(h, g.input("t", (16, 8))), aicf.optim.SGD(lr=0.1))
+        g.output("z", g.input("z", (14000,)), keep=2)
+        for k in range(rings):
+            g.output(f"r{k}", g.state(f"s{k}", (1000,)), keep=13)
+        step = g.compile(device="cuda", seed=3, passes=passes)
+        if passes == "default":
+            assert len(step.plan.ops) == 1
+        before, kept = uploaded(), []
+        for i in range(4):
+            rng = make_rng(i)
+            values = {
+                n: rng.random(s, "f") for n, s in [("x", (16, 8)), ("t", (16, 8)), ("z", 14000)]
+            }
+            kept.append(step(**values)["z"].numpy().tobytes())
+        if before is not None and passes == "default":
+            assert uploaded() - before == (0 if rings == 0 else 4 * (14000 + 256) * 4)
+        kept.append(step.replay(2)["z"].numpy().tobytes())
+        ends.append((kept, {k: v.tobytes() for k, v in step.state_dict().items()}))
+    assert ends[0] == ends[1]
+
+
+@pytest.mark.gpu
+def test_labels_from_the_host(make_rng):
+    """They are looked at before the launch that reads them from there, at each call."""
+    step = net(**CASES["labels"]).compile(device="cuda", seed=3)
+    values = feed(CASES["labels"], make_rng(0))
+    step(**values)
+    before, state = uploaded(), step.state_dict()
+    wrong = {**values, "t": values["t"].copy()}
+    wrong["t"][5] = 10
+    with pytest.raises(aicf.BadValue, match="10 at"):
+        step(**wrong)
+    assert all(step.state_dict()[k].tobytes() == v.tobytes() for k, v in state.items())
+    step(**values)
+    step.replay(2)
+    assert before is None or uploaded() == before
+    assert step._array("t").numpy().tobytes() == values["t"].tobytes()
 
 
 @pytest.mark.gpu

@@ -681,9 +681,9 @@ def call_key(args: tuple, named: dict) -> tuple[tuple[object, ...], tuple[object
     What a call is recognised by, and its arrays; None where an argument is none.
     """
 
-def op_call(op: str, inputs: object | None, outputs: object | None, attrs: dict, stream: object | None, sync: str) -> str:
+def op_call(op: str, inputs: object | None, outputs: object | None, attrs: dict, stream: object | None, sync: str) -> str | None:
     """
-    Runs one lowered op on the caller's tensors; aicf.op_call is its public face.
+    Runs one lowered op on the caller's tensors, and says of sync="event" where; aicf.op_call is its public face.
     """
 
 def eager_synchronize(device: str) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import enum
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from . import _core
-from .arguments import checked
+from .arguments import Function, checked, placed
 from .custom import CustomOp
 
 
@@ -29,6 +30,42 @@ class Event(NamedTuple):
         _core.eager_synchronize(self.device)
 
 
+def _quick(checked_call: Function) -> Function:
+    """Before the checked call, which takes a microsecond: the usual kinds of argument, at once."""
+
+    @functools.wraps(checked_call)
+    def call(
+        op: Any,
+        inputs: Any,
+        outputs: Any,
+        attrs: Any = None,
+        stream: Any = None,
+        sync: Any = "full",
+        *more: Any,
+        **named: Any,
+    ) -> Event | None:
+        name = op._value_ if type(op) is OpKind else op
+        plain = type(name) is str and name.isascii() and type(sync) is str and sync.isascii()
+        if not plain or more or named:
+            return checked_call(op, inputs, outputs, attrs, stream, sync, *more, **named)
+        if attrs is None:
+            attrs = _NONE
+        elif type(attrs) is not dict:
+            return checked_call(op, inputs, outputs, attrs, stream, sync)
+        try:
+            device = _core.op_call(name, inputs, outputs, attrs, stream, sync)
+        except (_core.GraphError, _core.ShapeError, _core.DTypeError) as error:
+            placed(error)
+            raise
+        return None if device is None else Event(device)
+
+    return call  # type: ignore[return-value]
+
+
+_NONE: dict[str, Any] = {}
+
+
+@_quick
 @checked
 def op_call(
     op: str | OpKind | CustomOp,
@@ -47,10 +84,10 @@ def op_call(
         outputs: writable tensors of the result's shape and dtype on the same device. One may be
             an input itself where the op works in place; any other overlap is an error.
         attrs: the op's attributes by name; those with a default may be left out.
-        stream: of any framework, or its handle; what it holds comes before, what it gets later
-            after. None is the outputs' framework's current stream.
-        sync: "full" returns when the results are there; "none" when the work is enqueued, in the
-            order of the stream; "event" as "none", and returns an Event to wait for.
+        stream: on which a call of a GPU runs, of any framework, or its handle. None is the
+            outputs' framework's current one, or the default stream where that is not known.
+        sync: "full" returns when the results are there; "none" when the work is enqueued;
+            "event" as "none", and returns an Event to wait for.
 
     Returns: an Event with sync="event", else None.
 
@@ -65,7 +102,7 @@ def op_call(
     if isinstance(op, CustomOp):
         op, attrs = op._lowered(inputs, attrs)
     device = _core.op_call(_op_name(op), inputs, outputs, _named(attrs), stream, sync)
-    return Event(device) if sync == "event" else None
+    return None if device is None else Event(device)
 
 
 @checked

@@ -300,6 +300,36 @@ TensorRef describe(const DLTensor& tensor, std::shared_ptr<void> owner, const ch
     return ref;
 }
 
+namespace {
+
+/// As describe(), of a tensor that has nothing unusual; else false.
+bool place_plain(TensorRef& ref, const DLTensor& tensor) {
+    constexpr int64_t kMost = int64_t{1} << 40;  // elements, and of a stride
+    if (tensor.ndim < 0 || tensor.ndim > kMaxDims || !tensor.data) return false;
+    if (tensor.ndim > 0 && (!tensor.shape || !tensor.strides)) return false;
+    int found = 0;
+    for (; found < kDTypes; found++) {
+        const DLDataType known = dl_dtype(static_cast<DType>(found));
+        if (tensor.dtype.code == known.code && tensor.dtype.bits == known.bits) break;
+    }
+    if (found == kDTypes || tensor.dtype.lanes != 1) return false;
+    ref.dtype = static_cast<DType>(found);
+    ref.device = {Device::cuda, tensor.device.id};
+    int64_t count = 1;
+    for (int i = 0; i < tensor.ndim; i++) {
+        const int64_t size = tensor.shape[i], stride = tensor.strides[i];
+        if (size <= 0 || size > kMost || stride > kMost || stride < -kMost) return false;
+        if ((count *= size) > kMost) return false;
+        ref.shape.push(size);
+        ref.strides.push(size > 1 ? stride : 1);
+    }
+    const uintptr_t at = reinterpret_cast<uintptr_t>(tensor.data) + tensor.byte_offset;
+    ref.data = reinterpret_cast<void*>(at);
+    return at % static_cast<uintptr_t>(dtype_size(ref.dtype)) == 0;
+}
+
+}  // namespace
+
 template <class Managed>
 TensorRef adopt(Managed* managed, const char* where, const ImportOptions& options) {
     std::shared_ptr<void> owner(managed, [](Managed* mine) {
@@ -599,6 +629,60 @@ TensorRef import_tensor(nb::handle object, const char* where, const ImportOption
     if (route.is_neg && may_be_part(ref)) refuse_negative(object, route, where);
     ref.read_only |= route.immutable;
     return ref;
+}
+
+std::optional<intptr_t> work_stream(nb::handle object) {
+    Route scratch;
+    const Route& route = find_route(object, scratch);
+    if (!route.api || route.own) return std::nullopt;
+    DLTensor seen;
+    if (route.api->view_object) {
+        if (route.api->view_object(object.ptr(), &seen)) return PyErr_Clear(), std::nullopt;
+    } else {
+        DLManagedTensorVersioned* managed = nullptr;
+        if (route.api->from_object(object.ptr(), &managed)) return PyErr_Clear(), std::nullopt;
+        if (!managed) return std::nullopt;
+        seen = managed->dl_tensor;
+        if (managed->deleter) managed->deleter(managed);
+    }
+    void* now = nullptr;
+    if (seen.device.type != kDLCUDA) return std::nullopt;
+    if (route.api->current_work_stream(kDLCUDA, seen.device.id, &now))
+        return PyErr_Clear(), std::nullopt;
+    const auto stream = reinterpret_cast<intptr_t>(now);
+    return stream ? stream : 1;
+}
+
+bool peek_tensor(nb::handle object, TensorRef& ref) {
+    Route scratch;
+    const Route& route = find_route(object, scratch);
+    if (!route.api || route.own) return false;
+    const auto failed = [] { return PyErr_Clear(), false; };
+    void* now = nullptr;
+    const auto current = [&](const DLDevice& device) {
+        if (device.type != kDLCUDA) return false;
+        return !route.api->current_work_stream(device.type, device.id, &now) || failed();
+    };
+    if (route.api->view_object && route.is_neg) {  // only PyTorch's are known to be writable
+        DLTensor seen;
+        if (route.api->view_object(object.ptr(), &seen)) return failed();
+        if (!current(seen.device) || !place_plain(ref, seen)) return false;
+    } else {
+        DLManagedTensorVersioned* managed = nullptr;
+        if (route.api->from_object(object.ptr(), &managed)) return failed();
+        if (!managed) return false;
+        try {
+            ref = adopt(managed, "op_call", {});
+        } catch (const Error&) {  // to be told with the operand's name
+            return false;
+        }
+        if (ref.device.kind != Device::cuda || !current({kDLCUDA, ref.device.index})) return false;
+    }
+    if (route.is_neg && may_be_part(ref)) return false;
+    ref.read_only |= route.immutable;
+    const auto stream = reinterpret_cast<intptr_t>(now);
+    ref.stream = stream ? stream : 1;
+    return true;
 }
 
 TensorRef numpy_like(nb::handle object, DType wanted, const char* where) {

@@ -138,14 +138,20 @@ bool is_tensor(nanobind::handle object);
 TensorRef import_tensor(nanobind::handle object, const char* where,
                         const ImportOptions& options = {});
 
+/// The stream on which the object's framework works now (0 = NULL stream), where its exchange API
+/// can tell.
+std::optional<intptr_t> producer_stream(nanobind::handle object, Device device);
+/// The same of a tensor of a GPU, 1 for the legacy default one; empty for any other object.
+std::optional<intptr_t> work_stream(nanobind::handle object);
+/// A tensor of a GPU by its type's exchange API, which orders nothing, with its framework's current
+/// stream (1: the legacy default). That of PyTorch has no owner: `object` keeps it. False where
+/// import_tensor() has to take it.
+bool peek_tensor(nanobind::handle object, TensorRef& ref);
+
 /// A new CPU tensor from Python numbers and nested lists of them, which take the dtype `wanted`
 /// (int and float for a float, int for an integer in range, bool for bool), or from NumPy scalars,
 /// which must have it already (a float64 scalar is a Python float).
 TensorRef numpy_like(nanobind::handle object, DType wanted, const char* where);
-
-/// The stream on which the object's framework works now (0 = NULL stream), where its exchange API
-/// can tell.
-std::optional<intptr_t> producer_stream(nanobind::handle object, Device device);
 
 /// True, False or, for None, nothing; TypeError naming `what` for anything else.
 std::optional<bool> optional_bool(nanobind::handle object, const char* what);

@@ -17,40 +17,54 @@ const LoweredDef& lowered_def(const std::string& name) {
           "\"; need a name of aicf.OpKind", close);
 }
 
-std::vector<TensorRef> import_operands(const LoweredDef& def, nb::handle list,
-                                       const std::vector<std::string>& names, bool written) {
-    const char* kind = written ? "outputs" : "inputs";
+/// The operands of a call, with the objects whose memory they are.
+struct Operands {
+    std::vector<TensorRef> tensors;
+    std::vector<nb::object> objects;
+};
+
+void check_list(const LoweredDef& def, nb::handle list, const char* kind) {
     if (!nb::isinstance<nb::list>(list) && !nb::isinstance<nb::tuple>(list))
         raise(ErrorKind::graph, def.name, ": ", kind, " is a ",
               nb::cast<std::string>(nb::str(nb::type_name(list.type()))),
               "; need a list or tuple of tensors");
-    ImportOptions options;
-    options.allow_copy = false;
-    std::vector<TensorRef> tensors;
+}
+
+/// Ready for use on `stream`: what its framework does on that one now comes before anyway.
+Operands import_operands(const LoweredDef& def, nb::handle list,
+                         const std::vector<std::string>& names, bool written, intptr_t stream) {
+    Operands operands;
+    const auto count = nb::len(list);
+    operands.tensors.reserve(count);
+    operands.objects.reserve(count);
     int i = 0;
     for (nb::handle object : list) {
+        TensorRef& ref = operands.tensors.emplace_back();
+        operands.objects.push_back(nb::borrow(object));
+        const int place = i++;
+        if (peek_tensor(object, ref) && ref.stream == stream) continue;
         const std::string where =
-            cat(def.name, ": ", written ? "output " : "input ", operand_name(names, i++));
+            cat(def.name, ": ", written ? "output " : "input ", operand_name(names, place));
         if (written && is_step_output(object))
             raise(ErrorKind::graph, where,
                   " is an output of a step, of which only copies are handed out; need a tensor of "
                   "your own (bind it to the output)");
-        tensors.push_back(import_tensor(object, where.c_str(), options));
+        ImportOptions options;
+        options.allow_copy = false;
+        options.consumer_stream = stream;
+        const std::optional<intptr_t> now = work_stream(object);
+        ref = import_tensor(object, where.c_str(), options);
+        ref.stream = now;
     }
-    return tensors;
+    return operands;
 }
 
-/// The stream a call is ordered with: the one given, else the outputs' framework's current one.
-std::optional<intptr_t> stream_for(const std::vector<TensorRef>& tensors, nb::handle list,
-                                   nb::handle stream) {
-    const bool cpu = tensors.empty() || tensors[0].device.kind == Device::cpu;
-    const std::optional<intptr_t> given = stream_of(stream);
-    if (given && cpu)
-        raise(ErrorKind::graph, "op_call: stream is ", *given,
-              ", the outputs are on the cpu, which has none; need stream=None");
-    if (given || cpu) return given;
-    const intptr_t current = producer_stream(nb::object(list[0]), tensors[0].device).value_or(0);
-    return current > 1 ? std::optional(current) : std::nullopt;  // ours follows the default one
+/// The stream a call runs on if it is a GPU's: the one given, else the outputs' framework's current
+/// one; the legacy default where that is not known.
+intptr_t stream_for(std::optional<intptr_t> given, nb::handle outputs) {
+    constexpr intptr_t legacy = 1;
+    if (given) return *given ? *given : legacy;
+    return nb::len(outputs) ? work_stream(nb::object(outputs[0])).value_or(legacy) : legacy;
 }
 
 nb::dict schema(const LoweredDef& def) {
@@ -87,23 +101,34 @@ void bind_eager(nb::module_& m) {
     m.def(
         "op_call",
         [](const std::string& op, nb::handle inputs, nb::handle outputs, const nb::dict& attrs,
-           nb::handle stream, const std::string& sync) {
+           nb::handle stream, const std::string& sync) -> nb::object {
             const LoweredDef& def = lowered_def(op);
             const SyncPolicy policy = parse_sync(sync, "op_call");
             const Attrs given = to_attrs(attrs);
-            const std::vector<TensorRef> in = import_operands(def, inputs, def.inputs, false),
-                                         out = import_operands(def, outputs, def.outputs, true);
-            const std::optional<intptr_t> ordered = stream_for(out, outputs, stream);
-            const std::string device = out.empty() ? "cpu" : to_string(out[0].device);
+            check_list(def, inputs, "inputs");
+            check_list(def, outputs, "outputs");
+            const std::optional<intptr_t> asked = stream_of(stream);
+            const intptr_t on = stream_for(asked, outputs);
+            const Operands in = import_operands(def, inputs, def.inputs, false, on),
+                           out = import_operands(def, outputs, def.outputs, true, on);
+            const Device device = out.tensors.empty() ? Device{} : out.tensors[0].device;
+            const bool cpu = device.kind == Device::cpu;
+            if (asked && cpu)
+                raise(ErrorKind::graph, "op_call: stream is ", *asked,
+                      ", the outputs are on the cpu, which has none; need stream=None");
             {
                 GilRelease release;
-                op_call(def, in, out, given, policy, ordered);
+                op_call(def, in.tensors, out.tensors, given, policy,
+                        cpu ? std::nullopt : std::optional(on));
             }
-            return device;
+            return policy == SyncPolicy::event ? nb::cast(to_string(device)) : nb::none();
         },
         nb::arg("op"), nb::arg("inputs").none(), nb::arg("outputs").none(), nb::arg("attrs"),
         nb::arg("stream").none(), nb::arg("sync"),
-        "Runs one lowered op on the caller's tensors; aicf.op_call is its public face.");
+        nb::sig("def op_call(op: str, inputs: object | None, outputs: object | None, attrs: dict, "
+                "stream: object | None, sync: str) -> str | None"),
+        "Runs one lowered op on the caller's tensors, and says of sync=\"event\" where; "
+        "aicf.op_call is its public face.");
     m.def(
         "eager_synchronize",
         [](const std::string& device) {

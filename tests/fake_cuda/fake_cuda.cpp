@@ -49,6 +49,17 @@ using Handles = std::set<void*>;
 Handles &streams = *new Handles, &events = *new Handles, &modules = *new Handles,
         &graphs = *new Handles, &execs = *new Handles;
 auto& order = *new fake::Order;
+/// Of a stream that is captured: its number; the graph, if it is a relaxed capture into one.
+struct Capture {
+    cuuint64_t number = 0;
+    CUgraph graph = nullptr;
+};
+auto& captures = *new std::map<CUstream, Capture>;
+CUstreamCaptureMode capture_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
+/// The default streams are always there.
+bool lives(CUstream stream) {
+    return reinterpret_cast<uintptr_t>(stream) <= 2 || streams.count(stream);
+}
 auto& recorded = *new std::map<CUevent, double>;           // when, in milliseconds
 auto& functions = *new std::map<CUfunction, std::string>;  // with its name
 auto& libraries = *new std::map<CUmodule, void*>;          // of kernels for the host
@@ -59,8 +70,8 @@ uint32_t last_exec_id = 0;
 // the nodes, from when to when each ran in nanoseconds of the real time.
 using Watch = void (*)(uint32_t, size_t, const char* const*, const uint64_t*, const uint64_t*);
 Watch watch = nullptr;
-auto& captures = *new std::map<CUstream, CUgraph>;
 auto& orders = *new std::map<CUgraphExec, std::vector<CUgraphNode>>;  // in which nodes were added
+auto& launched = *new std::map<CUstream, std::vector<char>>;  // the block of the last launch
 auto& most_shared = *new std::map<CUfunction, unsigned>;
 const auto kContext = reinterpret_cast<CUcontext>(2);
 int contexts = 0, calls = 0;
@@ -216,6 +227,9 @@ void use(uintptr_t at, CUstream stream) {
 }
 void use_block(const char* block, CUstream stream) {
     for (const Span& span : spans_of(block)) use(span.begin, stream);
+    const auto workspace = read<uintptr_t>(block + 16);
+    if (read<uint64_t>(block + 24) && !order.borrow(workspace, stream))
+        broken("a workspace on a stream that nothing orders behind another one's use");
 }
 
 void run_kernel(CUfunction function, unsigned blocks, unsigned threads, size_t shared,
@@ -227,6 +241,20 @@ void run_kernel(CUfunction function, unsigned blocks, unsigned threads, size_t s
     std::memcpy(aligned, block, bytes);
     emulated::run(code->second, aligned, {blocks, threads, shared}, unsettled);
     std::free(aligned);
+}
+
+/// The device's memory whose address a kernel is given, by whole allocations.
+std::vector<emulated::Bytes> known_to(const std::vector<char>& block) {
+    std::set<uintptr_t> begins;
+    for (size_t at = 0; at + 8 <= block.size(); at += 8) {
+        const auto held = device.upper_bound(read<uintptr_t>(block.data() + at));
+        if (held != device.begin() && alive(read<uintptr_t>(block.data() + at), 1))
+            begins.insert(std::prev(held)->first);
+    }
+    std::vector<emulated::Bytes> bytes;
+    for (const uintptr_t begin : begins)
+        bytes.push_back({reinterpret_cast<char*>(begin), device.at(begin)});
+    return bytes;
 }
 
 std::vector<emulated::Bytes> written_by(const Node& node) {
@@ -383,6 +411,11 @@ CUresult cuCtxPopCurrent_v2(CUcontext*) {
     contexts--;
     return CUDA_SUCCESS;
 }
+CUresult cuCtxGetCurrent(CUcontext* context) {
+    LOCK;
+    *context = contexts > 0 ? kContext : nullptr;
+    return CUDA_SUCCESS;
+}
 CUresult cuCtxSetCurrent(CUcontext) {
     LOCK;
     contexts++;
@@ -423,7 +456,11 @@ CUresult cuMemFree_v2(CUdeviceptr at) {
 }
 CUresult cuMemAllocAsync(CUdeviceptr* to, size_t bytes, CUstream stream) {
     LOCK;
-    if (!streams.count(stream)) broken("an allocation on a dead stream");
+    if (!lives(stream)) broken("an allocation on a dead stream");
+    const bool strict = std::any_of(captures.begin(), captures.end(),
+                                    [](const auto& one) { return !one.second.graph; });
+    if (strict && capture_mode != CU_STREAM_CAPTURE_MODE_RELAXED)
+        broken("an allocation while a stream is captured");
     const CUresult result = cuMemAlloc_v2(to, bytes);
     if (result == CUDA_SUCCESS) order.allocate(static_cast<uintptr_t>(*to), bytes, stream);
     return result;
@@ -431,7 +468,7 @@ CUresult cuMemAllocAsync(CUdeviceptr* to, size_t bytes, CUstream stream) {
 CUresult cuMemFreeAsync(CUdeviceptr at, CUstream stream) {
     LOCK;
     NEED_CONTEXT;
-    if (!streams.count(stream)) broken("memory freed on a dead stream");
+    if (!lives(stream)) broken("memory freed on a dead stream");
     if (!order.free(static_cast<uintptr_t>(at), stream))
         broken("memory freed on a stream that nothing orders behind another one's use");
     return cuMemFree_v2(at);
@@ -489,29 +526,54 @@ CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t bytes, CUst
     std::memset(reinterpret_cast<void*>(to), value, bytes);
     return CUDA_SUCCESS;
 }
-CUresult cuStreamCreate(CUstream* stream, unsigned) {
+CUresult cuStreamCreate(CUstream* stream, unsigned flags) {
     MAY_FAIL;
     *stream = reinterpret_cast<CUstream>(new char);
     streams.insert(*stream);
-    order.create(*stream);
+    order.create(*stream, flags != CU_STREAM_NON_BLOCKING);
     return CUDA_SUCCESS;
 }
 CUresult cuStreamDestroy_v2(CUstream stream) {
     LOCK;
     if (!streams.erase(stream)) broken("a stream destroyed twice");
+    captures.erase(stream);
     delete reinterpret_cast<char*>(stream);
     return CUDA_SUCCESS;
 }
 CUresult cuStreamSynchronize(CUstream stream) {
     MAY_FAIL;
-    if (!streams.count(stream)) broken("a dead stream synchronised");
+    if (!lives(stream)) broken("a dead stream synchronised");
+    if (captures.count(stream)) broken("a wait for a stream that is captured");
     order.host_waits(stream);
     return CUDA_SUCCESS;
 }
 CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned) {
     MAY_FAIL;
     if (!events.count(event)) broken("a dead event waited for");
+    if (!lives(stream)) broken("a dead stream waits");
+    if (captures.count(stream)) broken("a captured stream waits for what is not captured");
     order.wait(stream, event);
+    return CUDA_SUCCESS;
+}
+/// What a stream gets from here on belongs to the capture of that number; 0: to none.
+void fake_cuda_capture(CUstream stream, unsigned long long number) {
+    LOCK;
+    captures.erase(stream);
+    if (number) captures[stream] = {number};
+}
+#undef cuStreamGetCaptureInfo
+CUresult cuStreamGetCaptureInfo(CUstream stream, CUstreamCaptureStatus* status,
+                                cuuint64_t* number) {
+    LOCK;
+    const auto found = captures.find(stream);
+    *status =
+        found == captures.end() ? CU_STREAM_CAPTURE_STATUS_NONE : CU_STREAM_CAPTURE_STATUS_ACTIVE;
+    *number = found == captures.end() ? 0 : found->second.number;
+    return CUDA_SUCCESS;
+}
+CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
+    LOCK;
+    std::swap(*mode, capture_mode);
     return CUDA_SUCCESS;
 }
 CUresult cuCtxSynchronize() {
@@ -554,6 +616,7 @@ CUresult cuEventElapsedTime(float* milliseconds, CUevent first, CUevent then) {
 CUresult cuEventRecord(CUevent event, CUstream stream) {
     MAY_FAIL;
     if (!events.count(event)) broken("a dead event recorded");
+    if (!lives(stream)) broken("an event recorded on a dead stream");
     order.record(event, stream);
     return CUDA_SUCCESS;
 }
@@ -603,29 +666,40 @@ CUresult cuFuncLoad(CUfunction) {
     MAY_FAIL;
     return CUDA_SUCCESS;
 }
-CUresult cuLaunchKernel(CUfunction function, unsigned gx, unsigned gy, unsigned gz, unsigned bx,
-                        unsigned by, unsigned bz, unsigned shared, CUstream stream,
-                        void** parameters, void**) {
-    MAY_FAIL;
-    NEED_CONTEXT;
+static CUresult launch(CUfunction function, unsigned gx, unsigned gy, unsigned gz, unsigned bx,
+                       unsigned by, unsigned bz, unsigned shared, CUstream stream,
+                       void** parameters, bool early) {
     if (!functions.count(function)) broken("a launch of no function");
     const auto asked = most_shared.find(function);
     constexpr unsigned unasked = 40 << 10;  // of 48 KiB, with what a body may declare
     if (!gx || !gy || !gz || !bx || !by || !bz || bx > 1024 ||
         shared > (asked == most_shared.end() ? unasked : asked->second))
         broken("a launch of impossible size");
-    check_block(static_cast<const char*>(parameters[0]));
-    use_block(static_cast<const char*>(parameters[0]), stream);
-    run_kernel(function, gx, bx, shared, parameters[0]);
+    if (!lives(stream)) broken("a launch on a dead stream");
+    const char* const block = static_cast<const char*>(parameters[0]);
+    check_block(block);
+    use_block(block, stream);
+    std::vector<char>& before = launched[stream];  // that may still run where this one is early
+    run_kernel(function, gx, bx, shared, block,
+               early ? known_to(before) : std::vector<emulated::Bytes>{});
+    before.assign(block, block + read<uint32_t>(block));
     return CUDA_SUCCESS;
 }
-CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, void** parameters,
-                          void** extra) {
+CUresult cuLaunchKernel(CUfunction function, unsigned gx, unsigned gy, unsigned gz, unsigned bx,
+                        unsigned by, unsigned bz, unsigned shared, CUstream stream,
+                        void** parameters, void**) {
     MAY_FAIL;
+    NEED_CONTEXT;
+    return launch(function, gx, gy, gz, bx, by, bz, shared, stream, parameters, false);
+}
+CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, void** parameters,
+                          void**) {
+    MAY_FAIL;
+    NEED_CONTEXT;
     if (config->numAttrs > 1) broken("a launch with attributes that nobody has asked for");
-    return cuLaunchKernel(function, config->gridDimX, config->gridDimY, config->gridDimZ,
-                          config->blockDimX, config->blockDimY, config->blockDimZ,
-                          config->sharedMemBytes, config->hStream, parameters, extra);
+    return launch(function, config->gridDimX, config->gridDimY, config->gridDimZ, config->blockDimX,
+                  config->blockDimY, config->blockDimZ, config->sharedMemBytes, config->hStream,
+                  parameters, config->numAttrs == 1);
 }
 CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank,
                                 void* at, const cuuint64_t* sizes, const cuuint64_t* steps,
@@ -814,14 +888,15 @@ CUresult cuStreamBeginCapture_v2(CUstream stream, CUstreamCaptureMode mode) {
     if (mode != CU_STREAM_CAPTURE_MODE_RELAXED) broken("a capture that other threads may break");
     CUgraph graph = reinterpret_cast<CUgraph>(new Graph);
     graphs.insert(graph);
-    captures[stream] = graph;
+    captures[stream] = {~cuuint64_t{0}, graph};
     return CUDA_SUCCESS;
 }
 CUresult cuStreamEndCapture(CUstream stream, CUgraph* graph) {
     LOCK;
     const auto held = captures.find(stream);
     if (held == captures.end()) broken("the end of no capture");
-    *graph = held->second;
+    *graph = held->second.graph;
+    if (!*graph) broken("the end of another's capture");
     captures.erase(held);
     return CUDA_SUCCESS;
 }
@@ -829,7 +904,7 @@ CUresult cuLaunchHostFunc(CUstream stream, CUhostFn call, void* data) {
     LOCK;
     if (!streams.count(stream)) broken("a call on a dead stream");
     if (const auto held = captures.find(stream); held != captures.end())
-        reinterpret_cast<Graph*>(held->second)->calls.emplace_back(call, data);
+        reinterpret_cast<Graph*>(held->second.graph)->calls.emplace_back(call, data);
     else
         call(data);
     return CUDA_SUCCESS;

@@ -1,6 +1,7 @@
 // What is ordered behind what: of each stream how far it knows that the others have come, by
 // events, by the host that waited, and by the legacy default stream, which waits for all and all
-// for it. Memory of the pool is used behind its allocation and given back behind all uses.
+// for it but those that are made non-blocking. Memory of the pool is used behind its allocation and
+// given back behind all uses.
 #pragma once
 
 #include <cuda.h>
@@ -8,6 +9,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <map>
+#include <set>
 
 namespace fake {
 
@@ -24,7 +26,10 @@ inline bool holds(const Clock& clock, uint64_t stream, uint64_t command) {
 class Order {
   public:
     /// Another one may have had this handle.
-    void create(CUstream stream) { ids_[stream] = ++last_; }
+    void create(CUstream stream, bool blocking) {
+        ids_[stream] = ++last_;
+        if (!blocking) apart_.insert(last_);
+    }
     void create(CUevent event) { events_.erase(event); }
 
     /// A command: where it stands, after what. Nothing orders it behind a default stream's later
@@ -35,9 +40,9 @@ class Order {
         join(own, host_);
         if (id == kLegacy)
             for (const auto& [other, clock] : streams_) {
-                if (other != id) join(own, clock);
+                if (other != id && !apart_.count(other)) join(own, clock);
             }
-        else
+        else if (!apart_.count(id))
             join(own, streams_[kLegacy]);
         own[id]++;
         return own;
@@ -66,6 +71,15 @@ class Order {
         const Clock& clock = command(stream);
         block->second.uses[id_of(stream)] = clock.at(id_of(stream));
         return holds(clock, block->second.stream, block->second.made);
+    }
+    /// The same of memory that one command has at a time: false where another may still use it.
+    bool borrow(uintptr_t at, CUstream stream) {
+        const auto block = blocks_.find(at);
+        const Clock before = block == blocks_.end() ? Clock{} : block->second.uses;
+        if (!use(at, stream)) return false;
+        const Clock& clock = streams_[id_of(stream)];
+        return std::all_of(before.begin(), before.end(),
+                           [&](const auto& use) { return holds(clock, use.first, use.second); });
     }
     /// False where another stream may still use it.
     bool free(uintptr_t at, CUstream stream) { return free_behind(at, command(stream)); }
@@ -96,6 +110,7 @@ class Order {
 
     std::map<CUstream, uint64_t> ids_;
     uint64_t last_ = kLegacy;
+    std::set<uint64_t> apart_;  // neither wait for the legacy default stream nor it for them
     std::map<uint64_t, Clock> streams_;
     std::map<CUevent, Clock> events_;
     Clock host_;

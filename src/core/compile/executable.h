@@ -11,7 +11,7 @@ namespace aicf {
 constexpr uint32_t kFileFormat = 6;  // how the file is laid out
 /// What ops mean, how their sums are ordered and what an argument block holds: a plan of another
 /// one might run, and give other numbers.
-constexpr uint32_t kContract = 9;
+constexpr uint32_t kContract = 10;
 
 /// The kind of an op record; readers refuse unknown kinds.
 enum class LaunchKind : uint8_t { kernel, copy, foreign, collective, loop };

@@ -1,6 +1,8 @@
 // The device interface: memory, streams, launches, capture. Core knows nothing else of a device.
 #pragma once
 
+#include <optional>
+
 #include "core/compile/target.h"
 
 namespace aicf {
@@ -31,6 +33,10 @@ class Captured {
     using Operands = std::vector<std::pair<int, const void*>>;
     virtual bool loops_over() const { return false; }
     virtual void launch_over(const Operands&, int64_t) {}
+    /// Whether it reads fed operands no more than once; and that launch for one step, of slices
+    /// that nothing enqueued writes.
+    virtual bool reads_once() const { return false; }
+    virtual void launch_staged(const Operands&) {}
     struct Launch {
         std::string op, kernel;
     };
@@ -63,6 +69,23 @@ class Timed {
     virtual std::vector<Run> run(int64_t times) = 0;
     /// Why a better clock was not used; empty: unknown or none.
     virtual std::string problem() const { return ""; }
+};
+
+/// Work on streams that others made, numbered as in DLPack. One may be gone as soon as they have it
+/// back: what is to come behind work on it is told by a mark that was made at once. There is one
+/// mark: what is marked comes behind what was marked before. No stream: the backend's own.
+class OtherStreams {
+  public:
+    virtual ~OtherStreams() = default;
+    virtual void run_on(intptr_t stream, const BoundOp& op) = 0;  // enqueues one op
+    virtual void mark(std::optional<intptr_t> stream) = 0;        // what it holds now
+    virtual void follow(std::optional<intptr_t> stream) = 0;  // its later work waits for the mark
+    virtual void wait_for_mark() = 0;                         // the host waits
+    virtual void wait_for(intptr_t stream) = 0;               // the host waits for all it holds
+    /// The number of the capture that records what `stream` gets; 0: none does.
+    virtual uint64_t capture_of(intptr_t stream) = 0;
+    /// Memory of zeros, there for whatever is enqueued or captured from now on.
+    virtual std::shared_ptr<void> zeros(uint64_t bytes) = 0;
 };
 
 /// Thread safety: load, finish_args, capture, allocate and clear may be called while another thread
@@ -124,6 +147,7 @@ class Backend {
     virtual void order_before(intptr_t stream) = 0;
     /// Memory for a reader on `stream`: ordered after our work, freed after the reader's.
     virtual std::shared_ptr<void> lend(std::shared_ptr<void> memory, intptr_t stream) = 0;
+    virtual OtherStreams* other_streams() { return nullptr; }  // none: run() runs at once
 };
 
 /// What a call waits for before it returns.

@@ -320,20 +320,25 @@ LoweredOp check_call(const LoweredDef& def, const std::vector<TensorRef>& inputs
 
 namespace {
 
-constexpr size_t kMaxPending = 64;
+/// Memory that kernels borrow: a workspace, and counters, which each kernel leaves at zero.
+struct Scratch {
+    std::shared_ptr<void> workspace, counters;
+    uint64_t workspace_bytes = 0, counter_bytes = 0;
+};
 
-/// Shared by eager calls of one device: stream, workspace, counters (left at zero by each kernel)
-/// and lock.
+/// Shared by eager calls of one device. Each runs on a stream of its caller's, where the device has
+/// streams. What one call must leave to the next, scratch memory and operands that no framework
+/// gives back in the order of that stream, goes by the backend's mark: behind it all is done.
 struct Desk {
     std::mutex lock;
     std::unique_ptr<Backend> backend;
-    std::shared_ptr<void> workspace, counted;
-    uint64_t workspace_bytes = 0, counter_bytes = 0;
-    struct Pending {
-        BoundOp op;
-        std::vector<TensorRef> tensors;
-    };
-    std::vector<Pending> pending;  // enqueued, maybe incomplete
+    Scratch scratch;
+    /// Of calls that a stream's capture recorded, by the capture and the stream: the graph uses it
+    /// whenever it is launched, so it is kept for good.
+    std::map<std::pair<uint64_t, intptr_t>, Scratch> captured;
+    std::vector<std::shared_ptr<void>> outgrown;  // of captured calls
+    std::vector<std::shared_ptr<void>> held;      // operands of calls up to the mark
+    size_t holding = 0;                           // of so many calls
 
     /// A checked call, keyed by everything but addresses; an equal call repeats only checks of
     /// addresses.
@@ -342,15 +347,15 @@ struct Desk {
         Attrs attrs;
         std::vector<View> operands;  // inputs first
         size_t inputs;
-        LoweredOp op;
-        std::shared_ptr<const Kernel> kernel;
-        std::shared_ptr<const void> code = {};
+        BoundOp bound;                   // with the addresses of its last call
+        const void* counters = nullptr;  // of that call
+        bool placed = false;
     };
     std::vector<Known> known;  // the most recent, round robin
     size_t next = 0;
 
-    const Known* find(const LoweredDef& def, const std::vector<TensorRef>& inputs,
-                      const std::vector<TensorRef>& outputs, const Attrs& attrs) const {
+    Known* find(const LoweredDef& def, const std::vector<TensorRef>& inputs,
+                const std::vector<TensorRef>& outputs, const Attrs& attrs) {
         const auto alike = [&](const View& view, const TensorRef& tensor) {
             return view.dtype == tensor.dtype && view.shape == tensor.shape &&
                    view.strides == tensor.strides && view.offset == offset_of(def, tensor);
@@ -368,36 +373,76 @@ struct Desk {
         const auto found = std::find_if(known.begin(), known.end(), is_it);
         return found == known.end() ? nullptr : &*found;
     }
-    const Known& keep(Known one) {
+    Known& keep(Known one) {
         constexpr size_t kMost = 64;
         if (known.size() < kMost) return known.emplace_back(std::move(one));
         return known[next++ % kMost] = std::move(one);
     }
 
     void synchronize() {
-        backend->synchronize();
-        pending.clear();
+        if (OtherStreams* const others = backend->other_streams()) others->wait_for_mark();
+        held.clear();
+        holding = 0;
     }
-    void* counters(uint64_t bytes) {
-        if (bytes > counter_bytes) {
-            counted.reset();
-            counter_bytes = 0;
-            auto zeros = backend->allocate(bytes);
-            backend->clear(zeros.get(), bytes);
-            counted = std::move(zeros);
-            counter_bytes = bytes;
-        }
-        return bytes ? counted.get() : nullptr;
+
+    /// Lets a kernel borrow what the calls before it have borrowed.
+    const Scratch& lend(const Kernel& kernel, OtherStreams* others) {
+        const auto renew = [&](std::shared_ptr<void>& memory, uint64_t& has, uint64_t wanted,
+                               bool zero) {
+            if (has >= wanted) return;
+            if (others) others->follow(std::nullopt);
+            has = 0;
+            memory.reset();
+            auto fresh = backend->allocate(wanted);
+            if (zero) backend->clear(fresh.get(), wanted);
+            if (others) others->mark(std::nullopt);
+            memory = std::move(fresh);
+            has = wanted;
+        };
+        renew(scratch.workspace, scratch.workspace_bytes, kernel.workspace_bytes, false);
+        renew(scratch.counters, scratch.counter_bytes, kernel.counter_bytes, true);
+        return scratch;
     }
-    void* lend(uint64_t bytes) {
-        if (bytes > workspace_bytes) {
-            workspace.reset();
-            workspace_bytes = 0;
-            workspace = backend->allocate(bytes);
-            workspace_bytes = bytes;
-        }
-        return bytes ? workspace.get() : nullptr;
+    const Scratch& lend_captured(const Kernel& kernel, OtherStreams& others, uint64_t capture,
+                                 intptr_t stream) {
+        Scratch& own = captured[{capture, stream}];
+        const auto grow = [&](std::shared_ptr<void>& memory, uint64_t& has, uint64_t wanted) {
+            if (has >= wanted) return;
+            outgrown.reserve(outgrown.size() + 1);
+            auto zeros = others.zeros(wanted);
+            if (memory) outgrown.push_back(std::move(memory));
+            memory = std::move(zeros);
+            has = wanted;
+        };
+        grow(own.workspace, own.workspace_bytes, kernel.workspace_bytes);
+        grow(own.counters, own.counter_bytes, kernel.counter_bytes);
+        return own;
     }
+
+    /// Fills the block of a call with its addresses.
+    void place(Known& one, const std::vector<TensorRef>& inputs,
+               const std::vector<TensorRef>& outputs, const Scratch& borrowed) {
+        ArgBlock& args = *one.bound.args;
+        const Kernel& kernel = *one.bound.kernel;
+        bool moved = !one.placed;
+        const auto put = [&moved](auto*& at, void* now) {
+            moved |= at != now;
+            at = now;
+        };
+        int i = 0;
+        for (const auto* tensors : {&inputs, &outputs})
+            for (const TensorRef& tensor : *tensors)
+                put(const_cast<Operand&>(args.operand(i++)).ptr, tensor.data);
+        put(args.workspace, kernel.workspace_bytes ? borrowed.workspace.get() : nullptr);
+        void* const counters = kernel.counter_bytes ? borrowed.counters.get() : nullptr;
+        put(one.counters, counters);
+        if (!moved) return;
+        one.placed = false;
+        backend->finish_args(kernel, args, counters);
+        one.placed = true;
+    }
+    void run_on(intptr_t stream, Known& one, const std::vector<TensorRef>& inputs,
+                const std::vector<TensorRef>& outputs, SyncPolicy sync, OtherStreams& others);
 };
 
 struct Desks {
@@ -437,18 +482,62 @@ std::shared_ptr<Desk> opened(Device device) {
     return found == desks().open.end() ? nullptr : found->second;
 }
 
-/// A checked call with its kernel.
-Desk::Known chosen(const Backend& backend, LoweredOp op, const std::vector<TensorRef>& inputs,
+/// A checked call with its kernel, whose block has no addresses yet.
+Desk::Known chosen(Backend& backend, LoweredOp op, const std::vector<TensorRef>& inputs,
                    const std::vector<TensorRef>& outputs, const Attrs& attrs) {
     const LoweredDef& def = *op.def;
-    Desk::Known result{&def, attrs, {}, inputs.size(), std::move(op), {}};
+    Desk::Known result{&def, attrs, {}, inputs.size(), {}};
     for (const auto* tensors : {&inputs, &outputs})
         for (const TensorRef& tensor : *tensors)
             result.operands.push_back(placed_view(def, tensor));
-    if (def.gemm && !attrs.find("order"))
-        set_product_order(result.op, backend.target().tensor_cores());
-    result.kernel = backend.target().select(result.op);
+    if (def.gemm && !attrs.find("order")) set_product_order(op, backend.target().tensor_cores());
+    BoundOp& bound = result.bound;
+    bound.kernel = backend.target().select(op);
+    bound.op = def.name;
+    bound.code = backend.load({bound.kernel})[0];
+    const std::vector<void*> nowhere(result.operands.size(), nullptr);
+    bound.args = pack_args(op, *bound.kernel, nowhere, nullptr);
     return result;
+}
+
+/// A call on its caller's stream. Later calls, or the host, wait for one that borrows memory, that
+/// holds operands or that has an event: it comes behind all such calls before it, and is marked.
+void Desk::run_on(intptr_t stream, Known& one, const std::vector<TensorRef>& inputs,
+                  const std::vector<TensorRef>& outputs, SyncPolicy sync, OtherStreams& others) {
+    constexpr size_t kMostHolding = 64;
+    const Kernel& kernel = *one.bound.kernel;
+    const bool borrows = kernel.workspace_bytes || kernel.counter_bytes;
+    if (const uint64_t capture = others.capture_of(stream)) {
+        if (sync != SyncPolicy::none)
+            raise(ErrorKind::unsupported, one.def->name, ": the stream is captured, and sync is \"",
+                  sync == SyncPolicy::full ? "full" : "event",
+                  "\"; need sync=\"none\", as nothing runs that could be waited for");
+        place(one, inputs, outputs,
+              borrows ? lend_captured(kernel, others, capture, stream) : scratch);
+        return others.run_on(stream, one.bound);
+    }
+    // A framework that works on this stream gives memory back in its order.
+    const auto kept = [&](const TensorRef& tensor) {
+        return sync != SyncPolicy::full && tensor.owner && tensor.stream != stream;
+    };
+    const auto add = [&](const std::vector<TensorRef>& tensors) {
+        for (const TensorRef& tensor : tensors)
+            if (kept(tensor)) held.push_back(tensor.owner);
+    };
+    const size_t before = held.size();
+    const bool waited_for = borrows || sync == SyncPolicy::event ||
+                            std::any_of(inputs.begin(), inputs.end(), kept) ||
+                            std::any_of(outputs.begin(), outputs.end(), kept);
+    place(one, inputs, outputs, lend(kernel, &others));
+    if (waited_for) others.follow(stream);
+    // Nothing may throw after the first written byte, and what runs must have its operands.
+    add(inputs);
+    add(outputs);
+    others.run_on(stream, one.bound);
+    if (waited_for) others.mark(stream);
+    holding += held.size() > before;
+    if (sync == SyncPolicy::full) others.wait_for(stream);
+    if (holding >= kMostHolding || (sync == SyncPolicy::full && holding)) synchronize();
 }
 
 }  // namespace
@@ -466,35 +555,22 @@ void op_call(const LoweredDef& def, const std::vector<TensorRef>& inputs,
     }
     Desk& at = *held;
     const std::lock_guard guard(at.lock);
-    const Desk::Known* known = at.find(def, inputs, outputs, attrs);
+    Desk::Known* known = at.find(def, inputs, outputs, attrs);
     if (known) {
         const Call call{def, inputs, outputs};
         call.check_devices();
         call.check_memory();
     } else {
         if (!fresh) fresh = check_call(def, inputs, outputs, attrs);
-        Desk::Known one = chosen(*at.backend, std::move(*fresh), inputs, outputs, attrs);
-        one.code = at.backend->load({one.kernel})[0];
-        known = &at.keep(std::move(one));
+        known = &at.keep(chosen(*at.backend, std::move(*fresh), inputs, outputs, attrs));
     }
-    const LoweredOp& op = known->op;
-    BoundOp bound;
-    bound.kernel = known->kernel;
-    bound.code = known->code;
-    bound.op = def.name;
-    std::vector<void*> addresses;
-    for (const auto* tensors : {&inputs, &outputs})
-        for (const TensorRef& tensor : *tensors) addresses.push_back(tensor.data);
-    bound.args = pack_args(op, *bound.kernel, addresses, at.lend(bound.kernel->workspace_bytes));
-    at.backend->finish_args(*bound.kernel, *bound.args, at.counters(bound.kernel->counter_bytes));
-    Desk::Pending kept{std::move(bound), inputs};
-    kept.tensors.insert(kept.tensors.end(), outputs.begin(), outputs.end());
-    at.pending.reserve(kMaxPending);  // nothing may throw after the first written byte
-    if (stream) at.backend->order_after(*stream);
-    at.backend->run(kept.op);
-    at.pending.push_back(std::move(kept));
-    if (stream) at.backend->order_before(*stream);
-    if (sync == SyncPolicy::full || at.pending.size() >= kMaxPending) at.synchronize();
+    if (OtherStreams* const others = at.backend->other_streams()) {
+        constexpr intptr_t legacy = 1;
+        const intptr_t on = stream.value_or(0);
+        return at.run_on(on ? on : legacy, *known, inputs, outputs, sync, *others);
+    }
+    at.place(*known, inputs, outputs, at.lend(*known->bound.kernel, nullptr));
+    at.backend->run(known->bound);
 }
 
 void eager_synchronize(Device device) {

@@ -20,13 +20,13 @@ bool overlaps_itself(const TensorRef& tensor);
 LoweredOp check_call(const LoweredDef& def, const std::vector<TensorRef>& inputs,
                      const std::vector<TensorRef>& outputs, const Attrs& attrs);
 
-/// Runs one op on tensors of one device. With `none` and `event` the tensors are kept alive until
-/// the device is next waited for. `stream`: the op is ordered after its work so far and before
-/// later work.
+/// Runs one op on tensors of one device; of a GPU on `stream`, where the tensors are ready, none:
+/// the legacy default one. The owners of tensors are let go as the call returns, but for those that
+/// do not say that their framework works on that stream: these are kept until the call is done.
 void op_call(const LoweredDef& def, const std::vector<TensorRef>& inputs,
              const std::vector<TensorRef>& outputs, const Attrs& attrs, SyncPolicy sync,
              std::optional<intptr_t> stream);
-/// Waits for all op_calls on the device.
+/// Waits for the last call on the device with `event`, and all before it that keep tensors.
 void eager_synchronize(Device device);
 /// Waits, then frees the resources of eager calls on all devices; a later call reopens them.
 void eager_close();

@@ -68,12 +68,18 @@ uint64_t Step::call_many(const Inputs& stacked, int64_t begin, int64_t steps,
 
 /// A call by one launch that reads the inputs where they are staged; false: nothing has happened.
 bool Step::call_staged(const Inputs& inputs, std::optional<intptr_t> stream) {
-    if (!captured_ || !captured_->loops_over() || !plan_.indices.empty()) return false;
+    if (!captured_ || !captured_->reads_once()) return false;
     std::vector<ValueId> fed;
     std::vector<TensorRef> tensors;
     for (const auto& [id, tensor] : inputs) {
+        if (tensor.device.kind != Device::cpu) return false;
         fed.push_back(id);
         tensors.push_back(tensor);
+    }
+    for (const IndexUse& use : plan_.indices) {  // looked at in what is given, or never
+        const bool given = std::find(fed.begin(), fed.end(), use.leaf) != fed.end();
+        const bool never = plan_.values[use.leaf].role == Role::constant;
+        if (!never && (!given || cells_.at(use.leaf)->bound)) return false;
     }
     const std::vector<int> operands = looping_operands(fed);
     if (operands.empty()) return false;
@@ -81,10 +87,11 @@ bool Step::call_staged(const Inputs& inputs, std::optional<intptr_t> stream) {
     follow_bindings();
     const std::vector<const void*> places = machine_->backend->staged(tensors);
     if (places.empty()) return false;
+    check_indices(inputs);
     Captured::Operands slices;
     for (size_t k = 0; k < places.size(); k++) slices.emplace_back(operands[k], places[k]);
     if (stream) machine_->backend->order_after(*stream);
-    captured_->launch_over(slices, 1);
+    captured_->launch_staged(slices);
     generation_++;
     if (stream) machine_->backend->order_before(*stream);
     return true;

@@ -71,7 +71,7 @@ void encode(const TensorMap& map, const ArgBlock& args, char* to) {
     std::memcpy(to, &encoded, sizeof encoded);
 }
 
-class CudaBackend : public Backend {
+class CudaBackend : public Backend, OtherStreams {
   public:
     explicit CudaBackend(Device device)
         : gpu_(gpu(device.index)), target_({gpu_.processors, gpu_.compute_major}, gpu_.arch()) {
@@ -168,7 +168,7 @@ class CudaBackend : public Backend {
     }
 
     void gather(const std::vector<Copy>& copies) override {
-        constexpr int64_t kJoined = 64 << 10;  // bytes; a copy of its own costs some 2 us (H200)
+        constexpr int64_t kJoined = Stream::kInline;  // a copy of its own costs some 2 us (H200)
         std::vector<const Copy*> joined;
         std::vector<Stream::Part> parts;
         joined.reserve(copies.size());  // before the first copy: a failure leaves all as it is
@@ -223,19 +223,18 @@ class CudaBackend : public Backend {
         return places;
     }
 
-    void run(const BoundOp& op) override {
-        const auto& kernel = static_cast<const CudaKernel&>(*op.kernel);
-        if (!op.code) return;
-        const Driver& cu = driver();
-        const Scope scope(gpu_);
-        if (kernel.product) return run_product(op, *op.args, stream_->handle());
-        void* parameters[] = {passed_of(kernel, *op.args)};
-        const CUresult result =
-            cu.cuLaunchKernel(function_of(op), kernel.blocks, 1, 1, kernel.threads, 1, 1,
-                              kernel.shared, stream_->handle(), parameters, nullptr);
-        if (result != CUDA_SUCCESS)  // no text is made for a launch that goes well
-            check_call(result, cat("the launch of ", op.op, " (", kernel.name, ")").c_str());
+    void run(const BoundOp& op) override { launch(op, stream_->handle()); }
+
+    OtherStreams* other_streams() override { return this; }
+    void run_on(intptr_t stream, const BoundOp& op) override {
+        launch(op, reinterpret_cast<CUstream>(stream));
     }
+    void mark(std::optional<intptr_t> stream) override { stream_->mark(stream); }
+    void follow(std::optional<intptr_t> stream) override { stream_->follow(stream); }
+    void wait_for_mark() override { stream_->wait_for_mark(); }
+    void wait_for(intptr_t stream) override { stream_->wait_for(stream); }
+    uint64_t capture_of(intptr_t stream) override { return stream_->capture_of(stream); }
+    std::shared_ptr<void> zeros(uint64_t bytes) override { return stream_->zeros(bytes); }
 
     std::unique_ptr<Captured> capture(const std::vector<BoundOp>& ops) override {
         return std::make_unique<CapturedGraph>(stream_, ops);
@@ -251,6 +250,20 @@ class CudaBackend : public Backend {
     }
 
   private:
+    void launch(const BoundOp& op, CUstream stream) {
+        const auto& kernel = static_cast<const CudaKernel&>(*op.kernel);
+        if (!op.code) return;
+        const Driver& cu = driver();
+        const Scope scope(gpu_);
+        if (kernel.product) return run_product(op, *op.args, stream);
+        void* parameters[] = {passed_of(kernel, *op.args)};
+        const CUresult result =
+            cu.cuLaunchKernel(function_of(op), kernel.blocks, 1, 1, kernel.threads, 1, 1,
+                              kernel.shared, stream, parameters, nullptr);
+        if (result != CUDA_SUCCESS)  // no text is made for a launch that goes well
+            check_call(result, cat("the launch of ", op.op, " (", kernel.name, ")").c_str());
+    }
+
     /// The copy of a strided device tensor into C order at `to`.
     const BoundOp& packer(void* to, const TensorRef& from) {
         for (BoundOp& known : packers_) {

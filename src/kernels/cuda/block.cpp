@@ -248,12 +248,28 @@ class BlockText {
         text_.shared = static_cast<uint32_t>(places_.bytes);
     }
     void copy_operands() {
-        for (const View& view : op_.inputs)
-            if (is_shared(view))
-                in_ += copies_.in("    ", view, shared(view), global(view, "const char"));
+        const std::vector<int64_t>& fed = op_.attrs.ints("fed");
+        for (size_t i = 0; i < op_.inputs.size(); i++) {
+            const View& view = op_.inputs[i];
+            if (!is_shared(view)) continue;
+            const std::string to = shared(view), from = global(view, "const char");
+            if (std::binary_search(fed.begin(), fed.end(), static_cast<int64_t>(i)) &&
+                copies_.by16(view)) {
+                early_ += copies_.in_by16("        ", view, to, from);
+                late_ += copies_.in("        ", view, to, from);
+            } else {
+                in_ += copies_.in("    ", view, to, from);
+            }
+        }
         for (const View& view : op_.outputs)
             if (is_shared(view))
                 out_ += copies_.out("    ", view, global(view, "char"), shared(view));
+        const std::string begin = "    begin_kernel();\n";
+        if (!early_.empty())
+            in_ = cat("    const bool early = block.integer(", SequenceTail::early,
+                      ") != 0;\n    if (early) {\n", early_, "    }\n", begin,
+                      "    if (!early) {\n", late_, "    }\n", in_);
+        text_.begins = !early_.empty();
     }
     /// Inputs in shared memory of which each slice has its own.
     std::vector<const View*> fed_views() const {
@@ -333,10 +349,20 @@ class BlockText {
     const SequenceTail tail_;
     Copies copies_;
     KernelText text_;
-    std::string in_, out_, prefetch_, keep_, next_;
+    std::string in_, early_, late_, out_, prefetch_, keep_, next_;
 };
 
 }  // namespace
+
+bool block_brings_fed(const LoweredOp& op, const Limits& limits) {
+    if (!std::all_of(op.members.begin(), op.members.end(), of_warps)) return false;
+    const Places places(op, Times(op, blocks_of(op, limits)), shared_bytes(limits));
+    const std::vector<int64_t>& fed = op.attrs.ints("fed");
+    return std::all_of(fed.begin(), fed.end(), [&](int64_t in) {
+        const View& view = op.inputs[static_cast<size_t>(in)];
+        return places.shared.contains(view.value) || !bytes_of(view);
+    });
+}
 
 KernelText block_text(const LoweredOp& op, const Limits& limits) {
     return BlockText(op, limits).text();

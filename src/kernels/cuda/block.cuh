@@ -53,6 +53,13 @@ __device__ __forceinline__ void copy_in(char* to, const char* from, uint32_t war
     if constexpr (Size == 1 || Element < 4)
         for_each<Bytes, Warps, 1>(warp, [=](int i) { to[i] = from[i]; });
 }
+/// The same of what is there before the kernel begins: past the first cache, which may be stale.
+template <int Bytes, int Warps, int Length = 0, int Pitch = 0>
+__device__ __forceinline__ void copy_in_by16(char* to, const char* from, uint32_t warp) {
+    static_assert(Bytes % 16 == 0 && Length % 16 == 0 && Pitch % 16 == 0);
+    for_each<Bytes, Warps, 16>(
+        warp, [=](int i) { copy_async<16>(to + in_rows<Length, Pitch>(i), from + i); });
+}
 __device__ __forceinline__ void finish_copies() {
     commit_copies();
     wait_copies<0>();

@@ -144,6 +144,15 @@ class Copies {
         return indent +
                one("copy_in", view, cat(", ", dtype_size(view.dtype)) + rows(view), to, from);
     }
+    /// Of 16 bytes at a time, past the first cache, from where they are aligned so.
+    bool by16(const View& view) const {
+        const auto at = places_.paddings.find(view.value);
+        return bytes_of(view) % 16 == 0 &&
+               (at == places_.paddings.end() || at->second.length % 4 == 0);
+    }
+    std::string in_by16(Text indent, const View& view, Text to, Text from) {
+        return indent + one("copy_in_by16", view, rows(view), to, from);
+    }
     std::string out(Text indent, const View& view, Text to, Text from) {
         return indent +
                one("copy_out", view, cat(", ", dtype_size(view.dtype)) + rows(view), to, from);

@@ -113,10 +113,12 @@ uint32_t tail_bytes(const LoweredOp& op);
 /// the text. It is a block itself, without operands.
 struct SequenceTail {
     explicit SequenceTail(const LoweredOp& op);
-    // Where it holds how many steps a launch runs on each slice; on how many slices; by fed input,
-    // whose slices lie one behind the other, where the last one is to be kept (null: nowhere); and
-    // the address of each operand.
-    static constexpr uint32_t steps = sizeof(ArgBlock), slices = steps + 8, kept = slices + 8;
+    // Where it holds how many steps a launch runs on each slice; on how many slices; whether fed
+    // inputs may be read before what the launch waits for is done (1, else 0); by fed input, whose
+    // slices lie one behind the other, where the last one is to be kept (null: nowhere); and the
+    // address of each operand.
+    static constexpr uint32_t steps = sizeof(ArgBlock), slices = steps + 8, early = slices + 8,
+                              kept = early + 8;
     uint32_t operands, bytes;
 };
 
@@ -383,6 +385,8 @@ KernelText numbers_text(const LoweredOp& op, const Limits& limits);  // scalars 
 /// memory, its members have kernels of warps, and it takes less time than their launches.
 bool block_fits(const LoweredOp& op, const Limits& limits);
 KernelText block_text(const LoweredOp& sequence, const Limits& limits);
+/// Whether it copies each fed input to shared memory and reads it there.
+bool block_brings_fed(const LoweredOp& sequence, const Limits& limits);
 KernelText block_loop_text(const LoweredOp& loop, const Limits& limits);
 
 }  // namespace aicf::cuda

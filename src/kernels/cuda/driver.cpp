@@ -39,6 +39,9 @@ void load(Loaded& loaded) {
     if (!table.name && missing.empty()) missing = #symbol;
     AICF_CUDA_DRIVER(AICF_LOAD)
 #undef AICF_LOAD
+    constexpr const char* info = "cuStreamGetCaptureInfo";
+    table.capture_info = reinterpret_cast<decltype(table.capture_info)>(dlsym(library, info));
+    if (!table.capture_info && missing.empty()) missing = info;
     if (table.cuDriverGetVersion) table.cuDriverGetVersion(&table.version);
     if (!missing.empty() || table.version < kOldestDriver) {
         loaded.problem =
@@ -204,12 +207,16 @@ PoolUse pool_use(const Gpu& gpu) {
 }
 
 Scope::Scope(const Gpu& target) : driver_(driver()) {
+    CUcontext current = nullptr;
+    AICF_CU(driver_, cuCtxGetCurrent, &current);
+    if (current == target.context) return;
     AICF_CU(driver_, cuCtxPushCurrent, target.context);
+    pushed_ = true;
 }
 
 Scope::~Scope() {
     CUcontext popped = nullptr;
-    driver_.cuCtxPopCurrent(&popped);
+    if (pushed_) driver_.cuCtxPopCurrent(&popped);
 }
 
 }  // namespace aicf::cuda

@@ -11,73 +11,77 @@
 namespace aicf::cuda {
 
 /// X(name, exported symbol): what every supported driver (550 or newer) has.
-#define AICF_CUDA_DRIVER(X)                                              \
-    X(cuInit, cuInit)                                                    \
-    X(cuDriverGetVersion, cuDriverGetVersion)                            \
-    X(cuDeviceGetCount, cuDeviceGetCount)                                \
-    X(cuDeviceGet, cuDeviceGet)                                          \
-    X(cuDeviceGetName, cuDeviceGetName)                                  \
-    X(cuDeviceGetAttribute, cuDeviceGetAttribute)                        \
-    X(cuDeviceGetDefaultMemPool, cuDeviceGetDefaultMemPool)              \
-    X(cuDevicePrimaryCtxRetain, cuDevicePrimaryCtxRetain)                \
-    X(cuCtxPushCurrent, cuCtxPushCurrent_v2)                             \
-    X(cuCtxPopCurrent, cuCtxPopCurrent_v2)                               \
-    X(cuCtxSynchronize, cuCtxSynchronize)                                \
-    X(cuCtxGetStreamPriorityRange, cuCtxGetStreamPriorityRange)          \
-    X(cuGetErrorName, cuGetErrorName)                                    \
-    X(cuGetErrorString, cuGetErrorString)                                \
-    X(cuMemGetInfo, cuMemGetInfo_v2)                                     \
-    X(cuMemAllocAsync, cuMemAllocAsync)                                  \
-    X(cuMemFreeAsync, cuMemFreeAsync)                                    \
-    X(cuMemPoolTrimTo, cuMemPoolTrimTo)                                  \
-    X(cuMemPoolGetAttribute, cuMemPoolGetAttribute)                      \
-    X(cuMemAllocHost, cuMemAllocHost_v2)                                 \
-    X(cuMemFreeHost, cuMemFreeHost)                                      \
-    X(cuMemcpyHtoDAsync, cuMemcpyHtoDAsync_v2)                           \
-    X(cuMemcpyDtoHAsync, cuMemcpyDtoHAsync_v2)                           \
-    X(cuMemcpyDtoDAsync, cuMemcpyDtoDAsync_v2)                           \
-    X(cuMemsetD8Async, cuMemsetD8Async)                                  \
-    X(cuStreamCreate, cuStreamCreate)                                    \
-    X(cuStreamDestroy, cuStreamDestroy_v2)                               \
-    X(cuStreamSynchronize, cuStreamSynchronize)                          \
-    X(cuStreamWaitEvent, cuStreamWaitEvent)                              \
-    X(cuStreamBeginCapture, cuStreamBeginCapture_v2)                     \
-    X(cuStreamEndCapture, cuStreamEndCapture)                            \
-    X(cuEventCreate, cuEventCreate)                                      \
-    X(cuEventDestroy, cuEventDestroy_v2)                                 \
-    X(cuEventRecord, cuEventRecord)                                      \
-    X(cuEventSynchronize, cuEventSynchronize)                            \
-    X(cuEventElapsedTime, cuEventElapsedTime)                            \
-    X(cuModuleLoadData, cuModuleLoadData)                                \
-    X(cuModuleUnload, cuModuleUnload)                                    \
-    X(cuModuleGetFunction, cuModuleGetFunction)                          \
-    X(cuFuncSetAttribute, cuFuncSetAttribute)                            \
-    X(cuFuncLoad, cuFuncLoad)                                            \
-    X(cuLaunchKernel, cuLaunchKernel)                                    \
-    X(cuLaunchKernelEx, cuLaunchKernelEx)                                \
-    X(cuTensorMapEncodeTiled, cuTensorMapEncodeTiled)                    \
-    X(cuGraphCreate, cuGraphCreate)                                      \
-    X(cuGraphDestroy, cuGraphDestroy)                                    \
-    X(cuGraphAddKernelNode, cuGraphAddKernelNode_v2)                     \
-    X(cuGraphAddEmptyNode, cuGraphAddEmptyNode)                          \
-    X(cuGraphAddChildGraphNode, cuGraphAddChildGraphNode)                \
-    X(cuGraphAddEventRecordNode, cuGraphAddEventRecordNode)              \
-    X(cuGraphAddDependencies, cuGraphAddDependencies_v2)                 \
-    X(cuGraphGetNodes, cuGraphGetNodes)                                  \
-    X(cuGraphNodeGetType, cuGraphNodeGetType)                            \
-    X(cuGraphKernelNodeGetParams, cuGraphKernelNodeGetParams_v2)         \
-    X(cuGraphKernelNodeSetAttribute, cuGraphKernelNodeSetAttribute)      \
-    X(cuGraphInstantiate, cuGraphInstantiateWithFlags)                   \
-    X(cuGraphExecDestroy, cuGraphExecDestroy)                            \
-    X(cuGraphExecKernelNodeSetParams, cuGraphExecKernelNodeSetParams_v2) \
-    X(cuGraphExecChildSetParams, cuGraphExecChildGraphNodeSetParams)     \
-    X(cuGraphUpload, cuGraphUpload)                                      \
+#define AICF_CUDA_DRIVER(X)                                                 \
+    X(cuInit, cuInit)                                                       \
+    X(cuDriverGetVersion, cuDriverGetVersion)                               \
+    X(cuDeviceGetCount, cuDeviceGetCount)                                   \
+    X(cuDeviceGet, cuDeviceGet)                                             \
+    X(cuDeviceGetName, cuDeviceGetName)                                     \
+    X(cuDeviceGetAttribute, cuDeviceGetAttribute)                           \
+    X(cuDeviceGetDefaultMemPool, cuDeviceGetDefaultMemPool)                 \
+    X(cuDevicePrimaryCtxRetain, cuDevicePrimaryCtxRetain)                   \
+    X(cuCtxPushCurrent, cuCtxPushCurrent_v2)                                \
+    X(cuCtxPopCurrent, cuCtxPopCurrent_v2)                                  \
+    X(cuCtxGetCurrent, cuCtxGetCurrent)                                     \
+    X(cuCtxSynchronize, cuCtxSynchronize)                                   \
+    X(cuCtxGetStreamPriorityRange, cuCtxGetStreamPriorityRange)             \
+    X(cuGetErrorName, cuGetErrorName)                                       \
+    X(cuGetErrorString, cuGetErrorString)                                   \
+    X(cuMemGetInfo, cuMemGetInfo_v2)                                        \
+    X(cuMemAllocAsync, cuMemAllocAsync)                                     \
+    X(cuMemFreeAsync, cuMemFreeAsync)                                       \
+    X(cuMemPoolTrimTo, cuMemPoolTrimTo)                                     \
+    X(cuMemPoolGetAttribute, cuMemPoolGetAttribute)                         \
+    X(cuMemAllocHost, cuMemAllocHost_v2)                                    \
+    X(cuMemFreeHost, cuMemFreeHost)                                         \
+    X(cuMemcpyHtoDAsync, cuMemcpyHtoDAsync_v2)                              \
+    X(cuMemcpyDtoHAsync, cuMemcpyDtoHAsync_v2)                              \
+    X(cuMemcpyDtoDAsync, cuMemcpyDtoDAsync_v2)                              \
+    X(cuMemsetD8Async, cuMemsetD8Async)                                     \
+    X(cuStreamCreate, cuStreamCreate)                                       \
+    X(cuStreamDestroy, cuStreamDestroy_v2)                                  \
+    X(cuStreamSynchronize, cuStreamSynchronize)                             \
+    X(cuStreamWaitEvent, cuStreamWaitEvent)                                 \
+    X(cuStreamBeginCapture, cuStreamBeginCapture_v2)                        \
+    X(cuStreamEndCapture, cuStreamEndCapture)                               \
+    X(cuThreadExchangeStreamCaptureMode, cuThreadExchangeStreamCaptureMode) \
+    X(cuEventCreate, cuEventCreate)                                         \
+    X(cuEventDestroy, cuEventDestroy_v2)                                    \
+    X(cuEventRecord, cuEventRecord)                                         \
+    X(cuEventSynchronize, cuEventSynchronize)                               \
+    X(cuEventElapsedTime, cuEventElapsedTime)                               \
+    X(cuModuleLoadData, cuModuleLoadData)                                   \
+    X(cuModuleUnload, cuModuleUnload)                                       \
+    X(cuModuleGetFunction, cuModuleGetFunction)                             \
+    X(cuFuncSetAttribute, cuFuncSetAttribute)                               \
+    X(cuFuncLoad, cuFuncLoad)                                               \
+    X(cuLaunchKernel, cuLaunchKernel)                                       \
+    X(cuLaunchKernelEx, cuLaunchKernelEx)                                   \
+    X(cuTensorMapEncodeTiled, cuTensorMapEncodeTiled)                       \
+    X(cuGraphCreate, cuGraphCreate)                                         \
+    X(cuGraphDestroy, cuGraphDestroy)                                       \
+    X(cuGraphAddKernelNode, cuGraphAddKernelNode_v2)                        \
+    X(cuGraphAddEmptyNode, cuGraphAddEmptyNode)                             \
+    X(cuGraphAddChildGraphNode, cuGraphAddChildGraphNode)                   \
+    X(cuGraphAddEventRecordNode, cuGraphAddEventRecordNode)                 \
+    X(cuGraphAddDependencies, cuGraphAddDependencies_v2)                    \
+    X(cuGraphGetNodes, cuGraphGetNodes)                                     \
+    X(cuGraphNodeGetType, cuGraphNodeGetType)                               \
+    X(cuGraphKernelNodeGetParams, cuGraphKernelNodeGetParams_v2)            \
+    X(cuGraphKernelNodeSetAttribute, cuGraphKernelNodeSetAttribute)         \
+    X(cuGraphInstantiate, cuGraphInstantiateWithFlags)                      \
+    X(cuGraphExecDestroy, cuGraphExecDestroy)                               \
+    X(cuGraphExecKernelNodeSetParams, cuGraphExecKernelNodeSetParams_v2)    \
+    X(cuGraphExecChildSetParams, cuGraphExecChildGraphNodeSetParams)        \
+    X(cuGraphUpload, cuGraphUpload)                                         \
     X(cuGraphLaunch, cuGraphLaunch)
 
 struct Driver {
 #define AICF_MEMBER(name, symbol) decltype(&::symbol) name = nullptr;
     AICF_CUDA_DRIVER(AICF_MEMBER)
 #undef AICF_MEMBER
+    /// cuStreamGetCaptureInfo as it is exported by that name; headers stand for later forms of it.
+    CUresult(CUDAAPI* capture_info)(CUstream, CUstreamCaptureStatus*, cuuint64_t*) = nullptr;
     int version = 0;  // 13000 for CUDA 13.0
 };
 
@@ -125,6 +129,7 @@ class Scope {
 
   private:
     const Driver& driver_;
+    bool pushed_ = false;
 };
 
 }  // namespace aicf::cuda

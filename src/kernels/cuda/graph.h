@@ -41,8 +41,10 @@ class CapturedGraph : public Captured {
     void rebind(int op, const ArgBlock& args) override;
     bool loops_over() const override { return loops_; }
     void launch_over(const Operands& slices, int64_t steps) override {
-        launch_loop(1, steps, slices);
+        launch_loop(1, steps, slices, false);
     }
+    bool reads_once() const override;
+    void launch_staged(const Operands& slices) override { launch_loop(1, 1, slices, true); }
     std::vector<Launch> trace() const override;
 
   private:
@@ -56,7 +58,7 @@ class CapturedGraph : public Captured {
     struct alignas(64) Chunk {
         char bytes[64];
     };
-    void launch_loop(int64_t steps, int64_t slices, const Operands& operands);
+    void launch_loop(int64_t steps, int64_t slices, const Operands& operands, bool staged);
     void find_order();
     void build(Run& run);
     void add(Run& run, size_t op);

@@ -84,10 +84,10 @@ void check_launch(ByteReader& io, const CudaKernel& kernel, const LoweredOp& op)
         io.fail(op.def->name, " has ", kernel.maps.size(), " maps; its block has room for fewer");
 }
 
-std::shared_ptr<CudaKernel> read_kernel(ByteReader& io, const LoweredOp& op) {
+std::shared_ptr<CudaKernel> read_kernel(ByteReader& io, const LoweredOp& op, const Limits& limits) {
     auto kernel = std::make_shared<CudaKernel>();
     fields(io, *kernel);
-    complete(*kernel, op);
+    complete(*kernel, op, limits);
     check_launch(io, *kernel, op);
     return kernel;
 }
@@ -144,7 +144,7 @@ Kernels CudaTarget::read(const std::vector<const LoweredOp*>& ops, std::string_v
     bytes.end();
     Kernels kernels;
     for (const LoweredOp* op : ops) {
-        auto kernel = read_kernel(io, *op);
+        auto kernel = read_kernel(io, *op, limits_);
         if (is_foreign(*op)) {  // which says all that its record does
             const auto made = foreign_kernel(*op);
             if (kernel->workspace_bytes != made->workspace_bytes || kernel->counter_bytes != 0 ||
@@ -154,7 +154,7 @@ Kernels CudaTarget::read(const std::vector<const LoweredOp*>& ops, std::string_v
         }
         for (const LoweredOp& member : op->members)
             if (op->def == group_def() || op->def == chain_def())
-                add_part(*kernel, *op, member, read_kernel(io, member));
+                add_part(*kernel, *op, member, read_kernel(io, member, limits_));
         int32_t number = kNoCode;
         io.number(number);
         if (number < kNoCode || number >= static_cast<int32_t>(codes.size()) ||

@@ -26,6 +26,19 @@ void copy_on_host(char* to, const char* from, uint64_t bytes) {
     });
 }
 
+/// Lets this thread wait and allocate on a stream that is not captured while another one is.
+class CaptureAside {
+  public:
+    CaptureAside() { AICF_CU(driver(), cuThreadExchangeStreamCaptureMode, &mode_); }
+    ~CaptureAside() { driver_.cuThreadExchangeStreamCaptureMode(&mode_); }
+    CaptureAside(const CaptureAside&) = delete;
+    CaptureAside& operator=(const CaptureAside&) = delete;
+
+  private:
+    const Driver& driver_ = driver();
+    CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
+};
+
 CUdeviceptr address(const void* pointer) { return reinterpret_cast<CUdeviceptr>(pointer); }
 
 }  // namespace
@@ -42,7 +55,7 @@ Stream::~Stream() {
         const Driver& cu = driver();
         const Scope scope(gpu_);
         cu.cuStreamSynchronize(stream_);
-        for (CUevent event : {order_, left_[0], left_[1]})
+        for (CUevent event : {order_, mark_, left_[0], left_[1]})
             if (event) cu.cuEventDestroy(event);
         if (pinned_) cu.cuMemFreeHost(pinned_);
         cu.cuStreamDestroy(stream_);
@@ -130,12 +143,10 @@ void Stream::upload(void* to, std::span<const Part> parts) {
     const Scope scope(gpu_);
     const uint64_t bytes = parts.back().at + parts.back().bytes;
     if (bytes == 0) return;
-    uint64_t got = bytes;
-    char* const staged = bytes <= kInline ? inline_ : stage(bytes, &got);
-    check(got == bytes, "cuda: parts of a copy that find no room in the staging memory");
+    check(bytes <= kInline, "cuda: parts of a copy that are too many bytes");
     for (const Part& part : parts)
-        if (part.bytes) std::memcpy(staged + part.at, part.from, part.bytes);
-    AICF_CU(cu, cuMemcpyHtoDAsync, address(to), staged, bytes, stream_);
+        if (part.bytes) std::memcpy(inline_ + part.at, part.from, part.bytes);
+    AICF_CU(cu, cuMemcpyHtoDAsync, address(to), inline_, bytes, stream_);
 }
 
 char* Stream::staged(uint64_t bytes) {
@@ -184,6 +195,65 @@ void Stream::order(CUstream first, CUstream then) {
 
 void Stream::order_after(intptr_t other) { order(reinterpret_cast<CUstream>(other), stream_); }
 void Stream::order_before(intptr_t other) { order(stream_, reinterpret_cast<CUstream>(other)); }
+
+void Stream::mark(std::optional<intptr_t> other) {
+    const Driver& cu = driver();
+    const Scope scope(gpu_);
+    const CUstream at = handle_of(other);
+    if (!mark_) AICF_CU(cu, cuEventCreate, &mark_, CU_EVENT_DISABLE_TIMING);
+    if (!lasts(at)) AICF_CU(cu, cuEventRecord, mark_, at);
+    late_ = lasts(at) ? at : nullptr;
+    marked_ = true;
+}
+
+void Stream::follow(std::optional<intptr_t> other) {
+    const CUstream then = handle_of(other);
+    if (!marked_ || (late_ && lasts(then))) return;  // ours and the legacy one are ordered
+    const Driver& cu = driver();
+    const Scope scope(gpu_);
+    if (late_) AICF_CU(cu, cuEventRecord, mark_, late_);
+    late_ = nullptr;
+    // Also of the stream that holds the mark: a new one may have got the handle of a destroyed one.
+    AICF_CU(cu, cuStreamWaitEvent, then, mark_, 0);
+}
+
+void Stream::wait_for_mark() {
+    if (!marked_) return;
+    const Driver& cu = driver();
+    const Scope scope(gpu_);
+    if (late_)
+        AICF_CU(cu, cuStreamSynchronize, late_);
+    else
+        AICF_CU(cu, cuEventSynchronize, mark_);
+    marked_ = false;
+    late_ = nullptr;
+}
+
+void Stream::wait_for(intptr_t other) {
+    const Driver& cu = driver();
+    const Scope scope(gpu_);
+    AICF_CU(cu, cuStreamSynchronize, reinterpret_cast<CUstream>(other));
+}
+
+uint64_t Stream::capture_of(intptr_t other) {
+    if (reinterpret_cast<CUstream>(other) == CU_STREAM_LEGACY) return 0;  // it cannot be captured
+    const Driver& cu = driver();
+    const Scope scope(gpu_);
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    cuuint64_t number = 0;
+    check_call(cu.capture_info(reinterpret_cast<CUstream>(other), &status, &number),
+               "cuStreamGetCaptureInfo");
+    return status == CU_STREAM_CAPTURE_STATUS_NONE ? 0 : number;
+}
+
+std::shared_ptr<void> Stream::zeros(uint64_t bytes) {
+    const Scope scope(gpu_);
+    const CaptureAside aside;
+    std::shared_ptr<void> memory = allocate(bytes);
+    clear(memory.get(), bytes);
+    synchronize();
+    return memory;
+}
 
 void Stream::settle(intptr_t other) {
     if (other == 1 || other == 2) return order_after(other);

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 
 #include "kernels/cuda/driver.h"
@@ -25,8 +26,11 @@ class Stream : public std::enable_shared_from_this<Stream> {
     void ready_stage();
     /// Host to device; `from` may be reused when the call returns.
     void upload(void* to, const void* from, uint64_t bytes);
+    /// So few bytes the driver takes up as the copy is enqueued, from memory that is not pinned: of
+    /// 32 KiB from pinned memory a graph behind it begins 9 us later (H200).
+    static constexpr uint64_t kInline = 64 << 10;
     /// Several parts by one copy, which writes what lies between them too: in ascending order, of
-    /// at most a half of the staging memory.
+    /// at most so many bytes.
     struct Part {
         uint64_t at;  // bytes behind where the first goes
         const void* from;
@@ -43,25 +47,36 @@ class Stream : public std::enable_shared_from_this<Stream> {
     void synchronize();
     void order_after(intptr_t other);   // our work from here on waits for what `other` holds now
     void order_before(intptr_t other);  // what `other` gets from here on waits for our work
+    /// What a stream holds now, behind what was marked before; none: ours. It is recorded at once,
+    /// as `other` may be destroyed, but for those that last.
+    void mark(std::optional<intptr_t> other);
+    void follow(std::optional<intptr_t> other);  // what it gets from here on waits for the mark
+    void wait_for_mark();
+    void wait_for(intptr_t other);
+    uint64_t capture_of(intptr_t other);  // 0: what `other` gets is not captured
+    /// Zeroed and there when the call returns, also while a stream is captured.
+    std::shared_ptr<void> zeros(uint64_t bytes);
     /// As order_after for one of the two default streams; another may have been destroyed since, so
     /// that the host waits for all work.
     void settle(intptr_t other);
 
   private:
-    /// So few bytes the driver takes up with the copy's command, from memory that is not pinned:
-    /// the copy engine, which reads pinned memory, costs a kernel behind it 8 us (H200).
-    static constexpr uint64_t kInline = 16 << 10;
-
     void order(CUstream first, CUstream then);
+    CUstream handle_of(std::optional<intptr_t> other) const {
+        return other ? reinterpret_cast<CUstream>(*other) : stream_;
+    }
+    bool lasts(CUstream one) const { return one == stream_ || one == CU_STREAM_LEGACY; }
 
     /// The next stretch of pinned memory, at most `wanted` bytes, that no copy in flight reads.
     char* stage(uint64_t wanted, uint64_t* got);
 
     Gpu& gpu_;
     CUstream stream_ = nullptr;
-    CUevent order_ = nullptr;
-    std::mutex order_lock_;  // tensors that were lent come back on any thread
-    char inline_[kInline];   // of a copy that the driver has taken up when the call returns
+    CUevent order_ = nullptr, mark_ = nullptr;
+    bool marked_ = false;      // since wait_for_mark()
+    CUstream late_ = nullptr;  // on which the mark is still to be recorded
+    std::mutex order_lock_;    // tensors that were lent come back on any thread
+    char inline_[kInline];     // of a copy that the driver has taken up when the call returns
     char* pinned_ = nullptr;
     uint64_t used_ = 0;     // of both halves
     CUevent left_[2] = {};  // recorded when a half was left

@@ -16,7 +16,8 @@ namespace cuda {
 namespace {
 
 /// How a text is launched, and what it needs beside its operands.
-std::shared_ptr<CudaKernel> kernel_of(const KernelText& text, const LoweredOp& op) {
+std::shared_ptr<CudaKernel> kernel_of(const KernelText& text, const LoweredOp& op,
+                                      const Limits& limits) {
     auto kernel = std::make_shared<CudaKernel>();
     kernel->name = text.name;
     kernel->workspace_bytes = text.workspace;
@@ -24,19 +25,20 @@ std::shared_ptr<CudaKernel> kernel_of(const KernelText& text, const LoweredOp& o
     kernel->blocks = static_cast<unsigned>(std::min<int64_t>(text.blocks, INT32_MAX));
     kernel->threads = static_cast<unsigned>(text.threads);
     kernel->shared = text.shared;
-    complete(*kernel, op);
+    complete(*kernel, op, limits);
     if (text.blocks) kernel->counter_bytes = 4 * static_cast<uint64_t>(text.counters);
     return kernel;
 }
 
 }  // namespace
 
-void complete(CudaKernel& kernel, const LoweredOp& op) {
+void complete(CudaKernel& kernel, const LoweredOp& op, const Limits& limits) {
     kernel.tail_bytes = tail_bytes(op);
     kernel.block_bytes = static_cast<uint32_t>(BlockLayout(op).bytes);
     if (op.def == sequence_def()) {
         kernel.tail_at = kernel.block_bytes - kernel.tail_bytes;
         for (const int64_t in : op.attrs.ints("fed")) kernel.fed.push_back(static_cast<int>(in));
+        kernel.brings_fed = block_brings_fed(op, limits);
     }
     // The end of a net reads its weights early, where that is by whole 16 bytes.
     const auto is_tail = [](const LoweredOp& one) {
@@ -108,7 +110,7 @@ std::shared_ptr<CudaKernel> CudaTarget::foreign_kernel(const LoweredOp& op) cons
     check_device(*kernel->product, arch_, limits_.processors);
     kernel->name = name_of(*kernel->product);
     kernel->workspace_bytes = workspace_of(*kernel->product);
-    complete(*kernel, op);
+    complete(*kernel, op, limits_);
     kernel->asks = false;
     kernel->align.assign(op.inputs.size(), kLibraryAlign);
     kernel->nanoseconds = nanoseconds(op);
@@ -118,9 +120,9 @@ std::shared_ptr<CudaKernel> CudaTarget::foreign_kernel(const LoweredOp& op) cons
 std::shared_ptr<const Kernel> CudaTarget::select(const LoweredOp& op) const {
     if (is_foreign(op)) return foreign_kernel(op);
     const KernelText text = kernel_text(op, limits_);
-    auto kernel = kernel_of(text, op);
+    auto kernel = kernel_of(text, op, limits_);
     for (size_t k = 0; k < text.parts.size(); k++)
-        add_part(*kernel, op, op.members[k], kernel_of(text.parts[k], op.members[k]));
+        add_part(*kernel, op, op.members[k], kernel_of(text.parts[k], op.members[k], limits_));
     if (text.blocks) kernel->code = kernel_code(text);
     kernel->nanoseconds = nanoseconds(op);
     return kernel;

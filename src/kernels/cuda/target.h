@@ -18,6 +18,7 @@ struct CudaKernel : Kernel {
     int64_t nanoseconds = 0;  // that it takes by the model, its launch included
     uint32_t tail_at = 0;     // of a sequence: byte of its block where its tail begins, else 0
     std::vector<int> fed;     // of a sequence: inputs of which each slice has its own
+    bool brings_fed = false;  // to shared memory, once
     std::vector<TensorMap> maps;
     std::vector<int> early;  // inputs that it may read before what it waits for is done
     bool asks = false;       // it reads early, but for what its block says is late (kLateAt)
@@ -75,7 +76,7 @@ class CudaTarget : public Target {
 };
 
 /// Gives a kernel what follows from its op and its maps: its block, how operands are aligned.
-void complete(CudaKernel& kernel, const LoweredOp& op);
+void complete(CudaKernel& kernel, const LoweredOp& op, const Limits& limits);
 /// The codes of kernels that have something to do.
 Codes codes_of(const Kernels& kernels);
 
