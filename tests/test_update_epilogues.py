@@ -109,15 +109,15 @@ def test_every_optimizer(optimizer):
 
 
 def test_what_has_launches_of_its_own():
-    """Updates by gradients that leave the step; of many elements, or after long products; where a
-    product in 32 bits has warps with roles."""
+    """Updates by gradients that leave the step; of many elements, or after long products whose
+    kernel takes none; where a product in 32 bits has warps with roles."""
     for sizes, math, options in [
         ((128, (64, 96, 10)), "fp32", {"kept": True}),
         ((16, (2048, 2048, 10)), "fp32", {}),
         ((1024, (512, 512, 512, 10)), "fp32", {}),
         ((4096, (256, 256, 256, 10)), "tf32", {}),
         ((1024, (512, 512, 512, 10)), "mixed", {}),
-        ((1024, (256, 256, 256, 10)), "fp32", {}),
+        ((1024, (320, 320, 320, 10)), "fp32", {}),
         ((512, (512, 512, 512, 10)), "tf32", {}),
     ]:
         assert with_updates(plan_of(graph_of(*sizes, **options)[0], math)) == []
@@ -129,6 +129,27 @@ def test_what_has_launches_of_its_own():
         ((1024, (256, 256, 256, 10)), "tf32"),
     ]:
         assert with_updates(plan_of(graph_of(*sizes)[0], math)) != []
+
+
+@pytest.mark.parametrize(
+    ("rows", "widths", "behind"),
+    [
+        (1024, (256, 256, 256, 10), 1),
+        (1024, (128, 128, 128, 10), 1),
+        (1016, (128, 128, 128, 10), 3),  # below 1,024 terms, or below so many results
+        (1024, (128, 120, 120, 10), 3),
+        (1024, (64, 256, 64, 64, 10), 1),
+    ],
+)
+def test_of_long_products_the_last_takes_its_update(rows, widths, behind):
+    """The others are made beside products back; their updates share the last launch."""
+    ops = plan_of(graph_of(rows, widths)[0])
+    assert with_updates(ops) == ["gemm"] * behind + ["reduce_sum"] * behind
+    every = [one for op in ops for one in (op.get("members") or [op])]
+    steps = [step["op"] for one in every for step in one.get("body") or ()]
+    assert steps.count("adam_step") == 2 * (len(widths) - 1)
+    updates = [i for i, op in enumerate(ops) if "adam_step" in op["kernel"] or with_updates([op])]
+    assert updates == [len(ops) - 1]
 
 
 @pytest.mark.parametrize(("rows", "behind"), [(1016, True), (1024, True), (1032, False)])
@@ -175,6 +196,7 @@ BITS = [
     (160, (257, 130, 128, 10)),
     (129, (512, 384, 10)),
     (8, (1030, 516, 10)),
+    (1024, (128, 128, 10)),  # of a long product the last one's alone
 ]
 
 

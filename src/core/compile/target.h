@@ -82,8 +82,11 @@ class Target {
     /// same launch.
     virtual bool leaves_room(const LoweredOp&) const { return false; }
     /// Whether what makes a gradient can take the update by it as epilogue here, and in the launch
-    /// of others that do; whether a product's launch can hold small ops beside it.
+    /// of others that do.
     virtual bool takes_update(const LoweredOp&) const { return false; }
+    /// Whether a product with its update behind it is made as it would be without.
+    virtual bool updates_alike(const LoweredOp&) const { return false; }
+    /// Whether a product's launch can hold small ops beside it.
     virtual bool takes_beside(const LoweredOp&) const { return false; }
     /// Whether blocks add what others have left in memory of a product's cuts along k, each of
     /// which could be a product by itself.

@@ -12,12 +12,12 @@ constexpr size_t kMostUpdates = 32;
 // 4,096 rows in mixed takes an H100 48.0 us with its updates behind them, 38.6 without.
 constexpr int64_t kMostNarrowTerms = 1024;
 
-/// Whether a product has many results of long sums, which launches of its own make by more blocks
-/// and do not slow the product before them: 256-256-256-10 with 1,024 rows takes an H200 89 us with
-/// its updates behind them, 61 without; in tf32 39 and 42, but 512-512-512-10 with 512 rows 53 and
-/// 46.
+/// Whether a product has many results of long sums, which is better made beside the product before
+/// it than in one launch with all others: 128-128-128-10 with 1,024 rows takes an H200 33.4 us with
+/// its updates behind all of them, 29.1 behind the last, 256-256-256-10 78 and 46; in tf32 39 and
+/// 42, but 512-512-512-10 with 512 rows 53 and 46.
 bool is_long(const LoweredOp& op) {
-    constexpr int64_t results = 1 << 16, terms = 1024, tensor_results = 1 << 18, tensor_terms = 512;
+    constexpr int64_t results = 1 << 14, terms = 1024, tensor_results = 1 << 18, tensor_terms = 512;
     const View &out = op.outputs[0], &in = op.inputs[0];
     const bool tensor = anchor_attrs(op).text("order").starts_with("mma");
     return element_count(out.shape) >= (tensor ? tensor_results : results) &&
@@ -68,17 +68,55 @@ bool take_layout(LoweredOp& op, const View& made) {
 
 class UpdateEpilogues : Groups {
   public:
-    using Groups::Groups;
+    /// `parts_of`: by op, which op it was a part of before updates were apart.
+    UpdateEpilogues(Lowered& lowered, const Target& target, std::vector<size_t> parts_of)
+        : Groups(lowered, target), parts_of_(std::move(parts_of)) {}
     /// False where an update finds no place: the list is then as it was.
     bool run() {
+        return finish([this](int at) { return joins(at); });
+    }
+    /// The same of the last product, and of sums of what it reads, whose launch the others share:
+    /// nothing of the step waits for all gradients then, and the products before stay beside
+    /// others.
+    bool run_last() {
+        const int last = last_product();
+        if (last < 0 || !machine_.updates_alike(ops_[last])) return false;
+        const auto is_late = [&](int maker) {
+            return maker == last || (maker >= 0 && anchor(ops_[maker]).reduction &&
+                                     ops_[maker].inputs[0].value == ops_[last].inputs[0].value);
+        };
+        std::map<size_t, int> rest;  // by what they were a part of
+        return finish([&](int at) {
+            if (is_late(alone(ops_[at].inputs[kGradient]))) return joins(at);
+            const auto [first, fresh] = rest.emplace(parts_of_[static_cast<size_t>(at)], at);
+            return fresh ||
+                   merge(group_[first->second], group_[at], any_region, INT_MAX) == Merge::done;
+        });
+    }
+
+  private:
+    template <class Place>
+    bool finish(const Place& place) {
         for (int at = 0; at < static_cast<int>(ops_.size()); at++)
-            if (is_tensor_update(ops_[at]) && !joins(at)) return false;
+            if (is_tensor_update(ops_[at]) && !place(at)) return false;
         for (int at = 0; at < static_cast<int>(ops_.size()); at++) gather_numbers(at);
         emit();
         return true;
     }
-
-  private:
+    /// The product whose gradient is there last, if nothing else is in the way; -1: none.
+    int last_product() const {
+        std::vector<double> end(ops_.size(), 0);  // in microseconds
+        int last = -1;
+        for (int at = 0; at < static_cast<int>(ops_.size()); at++) {
+            for (int from : predecessors_[at]) end[at] = std::max(end[at], end[from]);
+            end[at] += machine_.pace()->launch + machine_.microseconds(ops_[at]);
+            if (!is_tensor_update(ops_[at])) continue;
+            const int maker = alone(ops_[at].inputs[kGradient]);
+            if (maker >= 0 && anchor(ops_[maker]).gemm && (last < 0 || end[maker] > end[last]))
+                last = maker;
+        }
+        return last;
+    }
     bool joins(int at) {
         const View& grad = ops_[at].inputs[kGradient];
         int from = alone(grad);
@@ -108,14 +146,20 @@ class UpdateEpilogues : Groups {
                 from >= 0 && anchor(ops_[from]).numbers == 0 && group_[from] != group_[at])
                 merge(group_[from], group_[at], any_region, INT_MAX);
     }
+
+    const std::vector<size_t> parts_of_;
 };
 
-/// The updates of a step one by one, by the op that holds them; nothing where one cannot be an
-/// epilogue, or all are too much.
-std::optional<std::map<size_t, std::vector<LoweredOp>>> all_updates(const Lowered& lowered,
-                                                                    const GroupLimits& limits) {
+/// The updates of a step one by one, by the op that holds them.
+struct Updates {
+    std::map<size_t, std::vector<LoweredOp>> parts;
+    bool all = true;  // whether each is better behind what makes its gradient
+};
+
+/// Nothing where one cannot be an epilogue, or all are too much.
+std::optional<Updates> all_updates(const Lowered& lowered, const GroupLimits& limits) {
     std::map<ValueId, std::pair<size_t, View>> made;
-    std::map<size_t, std::vector<LoweredOp>> found;
+    Updates found;
     size_t count = 0;
     int64_t elements = 0;
     double flops = 0;
@@ -138,12 +182,12 @@ std::optional<std::map<size_t, std::vector<LoweredOp>>> all_updates(const Lowere
                 maker.inputs[0].shape[maker.inputs[0].shape.rank() - 1] > kMostNarrowTerms)
                 return std::nullopt;
             if (anchor(maker).gemm && maker.inputs[0].dtype == DType::f32 && is_long(maker))
-                return std::nullopt;
+                found.all = false;
             elements += element_count(from->second.second.shape);
             flops += cost_of(maker).flops;
             count++;
         }
-        found[at] = std::move(parts);
+        found.parts[at] = std::move(parts);
         if (count > kMostUpdates || elements >= limits.epilogue_elements ||
             flops > limits.epilogue_flops)
             return std::nullopt;
@@ -156,15 +200,19 @@ std::optional<std::map<size_t, std::vector<LoweredOp>>> all_updates(const Lowere
 void fuse_update_epilogues(Lowered& lowered, const Target& target) {
     if (!target.pace()) return;
     auto updates = all_updates(lowered, target.group_limits());
-    if (!updates || updates->empty()) return;
+    if (!updates || updates->parts.empty()) return;
     Lowered trial = lowered;
     trial.ops.clear();
-    for (size_t at = 0; at < lowered.ops.size(); at++)
-        if (const auto own = updates->find(at); own != updates->end())
+    std::vector<size_t> parts_of;
+    for (size_t at = 0; at < lowered.ops.size(); at++) {
+        if (const auto own = updates->parts.find(at); own != updates->parts.end())
             std::move(own->second.begin(), own->second.end(), std::back_inserter(trial.ops));
         else
             trial.ops.push_back(lowered.ops[at]);
-    if (!UpdateEpilogues(trial, target).run()) return;
+        parts_of.resize(trial.ops.size(), at);
+    }
+    UpdateEpilogues found(trial, target, std::move(parts_of));
+    if (!(updates->all ? found.run() : found.run_last())) return;
     trial.param_grads.clear();  // they are never materialised
     lowered = std::move(trial);
 }

@@ -325,6 +325,8 @@ bool gemm_leaves_room(const LoweredOp& op, const Limits& limits);
 bool gemm_in_group(const LoweredOp& op, const Limits& limits);
 /// And one with an update behind it.
 bool gemm_takes_update(const LoweredOp& op, const Limits& limits);
+/// And whether that changes nothing of how it is made.
+bool gemm_updates_alike(const LoweredOp& op, const Limits& limits);
 std::vector<std::string> gemm_candidates(const LoweredOp& op, const Limits& limits);
 /// What operands of a product are rounded to before they are multiplied.
 std::string rounded_type(const std::string& math, DType dtype);

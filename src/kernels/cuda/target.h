@@ -54,6 +54,9 @@ class CudaTarget : public Target {
     bool takes_update(const LoweredOp& op) const override {
         return anchor(op).gemm ? gemm_takes_update(op, limits_) : is_reduction(anchor(op));
     }
+    bool updates_alike(const LoweredOp& op) const override {
+        return gemm_updates_alike(op, limits_);
+    }
     bool takes_beside(const LoweredOp& op) const override { return gemm_in_group(op, limits_); }
     bool joins_cuts(const LoweredOp& op) const override { return gemm_joins_cuts(op, limits_); }
     bool spreads(const LoweredOp& op) const override { return spreads_rows(op, limits_); }

@@ -331,8 +331,10 @@ void add_clusters(const Tiling& t, const Problem& p, const Limits& limits,
 }
 
 // Bytes of shared memory that blocks of near.cuh fill at most, and that one is given where it is
-// alone: the next step's blocks begin beside the last ones of an update's.
-static constexpr int64_t kNearRoom = 224 << 10, kNearAlone = 180 << 10;
+// alone: others begin beside it, of its launch or of another. (With 168 KB for 112 of tiles of
+// 16x32 by eight groups the step of 256-256-256-10 with 1,024 rows took an H200 50.4 us for 46.3,
+// that of 784-512-512-10 with 128, whose blocks are a processor's only ones, 35.3 for 35.2.)
+static constexpr int64_t kNearRoom = 224 << 10, kNearAlone = 112 << 10;
 
 void add_pairs(const Problem& p, const Limits& limits, std::vector<Choice>& choices) {
     constexpr double joining = 2000;  // cycles
@@ -361,12 +363,14 @@ int chain_stages(const Tiling& t, int64_t groups, int64_t chunks, int64_t depth)
     const auto lines = [&](int64_t side) {
         return std::max(side * (t.k + 4), t.k * (side + 4));  // of k, or across it
     };
+    constexpr int64_t few = 2;
     const int64_t beside = std::max<int64_t>(t.resident / groups, 1),
+                  least = beside > 1 ? t.stages : few,
                   stages = groups * 4 * (lines(t.m) + lines(t.n)),
                   sums = near_sums(t, groups, chunks);
     const int64_t most = (kNearRoom - sums) / stages,
                   wanted = std::max<int64_t>(
-                      (std::min(kNearRoom / beside, kNearAlone) - sums) / stages, t.stages);
+                      (std::min(kNearRoom / beside, kNearAlone) - sums) / stages, least);
     return static_cast<int>(std::min({wanted, most, ceil_div(depth, t.k)}));
 }
 
