@@ -1,15 +1,19 @@
 """Times ops that wait for memory on a GPU beside PyTorch's compiler, at sizes of large models.
 
-    python bench/rows_gpu.py [section ...] [--rounds 9] [--jobs 1] [--json FILE]
+    python bench/rows_gpu.py [section ...] [--rounds 9] [--sets 4] [--jobs 1] [--json FILE]
 
 Sections: rows (softmax, norms, losses, in bfloat16), sums, moves (joined tensors, rows by number,
-which are in range), scans, chains, adam. Both are replayed from CUDA graphs, by turns. TB/s count
-every byte that an op has to read or write once; a ratio is the peer's time over ours in the same
-round: above 1, ours is faster. The slowest stand first.
+which are in range), scans, chains, adam. Both are replayed from CUDA graphs, by turns. Each side
+has several sets of operands and results and takes one after the other, a graph each, so that no
+replay finds in the L2 cache what the last one of the same operands left; --sets 1: one set, which
+a graph of several steps takes over and over. TB/s count every byte that an op has to read or write
+once; a ratio is the peer's time over ours in the same round: above 1, ours is faster. The slowest
+stand first.
 """
 
 import argparse
 import datetime
+import itertools
 import json
 import math
 import multiprocessing
@@ -26,6 +30,7 @@ import numpy as np
 from conftest import versions
 
 READING = 5e-3  # seconds at least
+SETS, FAR = 4, 200 << 20  # and bytes of all, several times what the L2 cache holds
 BF16, F32 = "bfloat16", "float32"
 ROWS = ((16384, 8192), (4096, 50304), (1048576, 64), (16384, 768))
 SUMS = ((16384, 16384), (1048576, 256), (64, 4194304), (16777216, 16))
@@ -186,30 +191,39 @@ def tensor(shape, kind, seed=0):
     return some.repeat(-(-count // MOST))[:count].reshape(shape)
 
 
-def adam(case):
+def beside(step):
+    """Options of compile() for a step of other operands on the stream of `step`, if any."""
+    return {"share": step, "fresh": "*"} if step else {}
+
+
+def adam(case, number, first):
     g = aicf.Graph(case.ours)
-    params = {g.param(f"p{k}", PARAM): g.state(f"g{k}", PARAM) for k in range(PARAMS)}
+    names = [f"p{k} of {number}" for k in range(PARAMS)]
+    params = {g.param(p, PARAM): g.state(f"g of {p}", PARAM) for p in names}
     g.update(params, getattr(aicf.optim, case.ours)(lr=1e-3))
-    step = g.compile(device="cuda")
-    step.bind(**{f"p{k}": tensor(PARAM, F32, k) for k in range(PARAMS)})
+    step = g.compile(device="cuda", **beside(first))
+    step.bind(**{p: tensor(PARAM, F32, k) for k, p in enumerate(names)})
     return step, 28 * PARAMS * math.prod(PARAM)
 
 
-def ours(case):
-    """A compiled step, and the bytes that it has to move."""
+def ours(case, number=0, first=None):
+    """A compiled step of a set of operands, on the stream of the first one's step, and the bytes
+    that it has to move."""
     if case.section == "adam":
-        return adam(case)
+        return adam(case, number, first)
     g = aicf.Graph(case.section)
     values, moved, given = {}, 0, {}
     for name, (shape, kind) in case.operands.items():
         dtype = kind if isinstance(kind, str) else "int64"
         moved += math.prod(shape) * BYTES[dtype]
-        values[name], given[name] = g.state(name, shape, dtype), (shape, kind)
+        values[name] = g.state(f"{name} of {number}", shape, dtype)
+        given[values[name].name] = (shape, kind)
     y = case.ours(aicf, **values)
     g.output("y", y)
     moved += math.prod(y.shape) * BYTES[y.dtype]
     if case.gradients:
-        dy, given["dy"] = g.state("dy", y.shape, y.dtype), (y.shape, y.dtype, 1)
+        dy = g.state(f"dy of {number}", y.shape, y.dtype)
+        given[dy.name] = (y.shape, y.dtype, 1)
         moved += math.prod(y.shape) * BYTES[y.dtype]
         floats = [v for v in values.values() if v.dtype != "int64"]
         for k, dx in enumerate(aicf.grad(y, floats, dy)):
@@ -218,49 +232,78 @@ def ours(case):
     if "embedding" in case.name:  # the rows that are read, not the table
         shape, dtype = case.operands["w"]
         moved += (math.prod(y.shape) - math.prod(shape)) * BYTES[dtype]
-    step = g.compile(device="cuda", checks="off")
+    step = g.compile(device="cuda", checks="off", **beside(first))
     step.bind(**{name: tensor(*spec) for name, spec in given.items()})
     return step, moved
 
 
-def theirs(case):
-    """A CUDA graph of PyTorch's compiled function."""
+def theirs(case, sets=1):
+    """What replays CUDA graphs of PyTorch's compiled function, one of each set of operands."""
+    import torch
+
+    function = torch.compile(lambda **xs: case.theirs(torch, torch.nn.functional, **xs))
+    # On one stream from the first call on: autograd runs where the tensors were made.
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    return [captured(call_of(case, function), side) for _ in range(sets)]
+
+
+def call_of(case, function):
+    """What a graph of PyTorch's holds, with operands of its own."""
     import torch
 
     if case.section == "adam":
         params = [torch.nn.Parameter(tensor(PARAM, F32, k)) for k in range(PARAMS)]
         for p in params:
             p.grad = torch.zeros_like(p)
-        optimizer = getattr(torch.optim, case.theirs)(params, lr=1e-3, fused=True, capturable=True)
-        call = optimizer.step
-    else:
-        tensors = {name: tensor(*spec) for name, spec in case.operands.items()}
-        floats = [x for x in tensors.values() if x.is_floating_point()]
-        for x in floats:
-            x.requires_grad_(case.gradients)
-        value = torch.compile(lambda **xs: case.theirs(torch, torch.nn.functional, **xs))
-        given = []
+        options = {"lr": 1e-3, "fused": True, "capturable": True}
+        return getattr(torch.optim, case.theirs)(params, **options).step
+    tensors = {name: tensor(*spec) for name, spec in case.operands.items()}
+    floats = [x for x in tensors.values() if x.is_floating_point()]
+    for x in floats:
+        x.requires_grad_(case.gradients)
+    given = []
 
-        def call():
-            y = value(**tensors)
-            if not case.gradients:
-                return y
-            if not given:
-                given.append(torch.randn_like(y))
-            return torch.autograd.grad(y, floats, given[0])
+    def call():
+        y = function(**tensors)
+        if not case.gradients:
+            return y
+        if not given:
+            given.append(torch.randn_like(y))
+        return torch.autograd.grad(y, floats, given[0])
 
-    # On one stream from the first call on: autograd runs where the tensors were made.
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
+    return call
+
+
+def captured(call, stream):
+    """What replays a graph of a call, whose operands it keeps."""
+    import torch
+
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.stream(side):
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
         for _ in range(3):
             call()
         torch.cuda.synchronize()
-        with torch.cuda.graph(graph, stream=side):
+        with torch.cuda.graph(graph, stream=stream):
             call()
     torch.cuda.synchronize()
-    return graph
+
+    def replay(_held=call):
+        graph.replay()
+
+    return replay
+
+
+def in_turn(replays):
+    """What calls several, one after the other, n times in all."""
+    turns = itertools.cycle(replays)
+
+    def replay(n):
+        for one in itertools.islice(turns, n):
+            one()
+
+    return replay
 
 
 def take_turns(calls, rounds, most=200):
@@ -306,17 +349,18 @@ def compile_beside(chosen, jobs, alone):
         list(pool.map(compiled, [chosen[job::jobs] for job in range(jobs)], [alone] * jobs))
 
 
-def measured(case, rounds, alone):
+def measured(case, rounds, alone, sets):
     import torch
 
     step, moved = ours(case)
-    calls = {"aicf": (step.replay, step.synchronize)}
+    if sets > 1:
+        sets = max(sets, -(-FAR // moved))
+    steps = [step, *(ours(case, number, step)[0] for number in range(1, sets))]
+    calls = {"aicf": (in_turn([s.replay for s in steps]), step.synchronize)}
+    if sets == 1:
+        calls["aicf"] = (step.replay, step.synchronize)
     if not alone:
-        graph = theirs(case)
-        calls["torch.compile"] = (
-            lambda n: [graph.replay() for _ in range(n)],
-            torch.cuda.synchronize,
-        )
+        calls["torch.compile"] = (in_turn(theirs(case, sets)), torch.cuda.synchronize)
     taken = take_turns(calls, rounds)
     us = {name: statistics.median(seconds) * 1e6 for name, seconds in taken.items()}
     row = {"section": case.section, "case": case.name, "us": us, "ratio": {}}
@@ -348,6 +392,7 @@ def main():
         "--only", nargs="+", default=[""], help="cases whose names hold one of these"
     )
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--sets", type=int, default=SETS, help="of operands, taken in turn")
     parser.add_argument("--jobs", type=int, default=1, help="processes that compile beforehand")
     parser.add_argument("--alone", action="store_true", help="without PyTorch's compiler")
     parser.add_argument("--json", type=Path)
@@ -369,7 +414,7 @@ def main():
     rows = []
     for number in chosen:
         case = list(cases())[number]
-        rows.append(row := measured(case, args.rounds, args.alone))
+        rows.append(row := measured(case, args.rounds, args.alone, args.sets))
         peer = row["ratio"].get("torch.compile", [math.nan])[0]
         print(
             f"{row['case']:<72} {row['us']['aicf']:9.1f} us {row['tb_s']['aicf']:6.2f} TB/s"
@@ -385,6 +430,7 @@ def main():
                 "device": torch.cuda.get_device_name(),
                 "versions": versions(),
                 "rounds": args.rounds,
+                "sets": args.sets,
                 "copy_tb_s": copy,
             }
             rows.sort(key=lambda row: row["ratio"].get("torch.compile", [math.inf])[0])

@@ -55,6 +55,27 @@ def test_what_takes_lots(make, shapes, dtype, lots):
     assert f"load_lots<{lots}," in text if lots else "load_lots" not in text
 
 
+PAIRS = 2 * LOTS  # elements of 16 bits from which on an H100 takes two vectors of each thread
+
+
+@pytest.mark.parametrize(
+    ("make", "count", "dtype", "pairs"),
+    [
+        (aicf.exp, PAIRS, "float16", True),
+        (aicf.exp, PAIRS - 1, "float16", False),
+        (aicf.exp, PAIRS, BF16, False),
+        (aicf.exp, PAIRS, "float32", False),
+        (aicf.relu, PAIRS, "float16", False),
+        (lambda x: aicf.gelu(x, approximate="tanh"), PAIRS, BF16, True),
+        (lambda x: aicf.exp(x) * x, PAIRS, "float16", True),
+    ],
+    ids=["exp", "few", "short form", "float32", "light", "gelu", "chain"],
+)
+def test_what_takes_pairs(make, count, dtype, pairs):
+    """Programs of 16 bits whose instructions are many, but fewer than pass while memory moves."""
+    assert ("load_lots<8, 2, 2048," in launch(make, (count,), dtype=dtype)) == pairs
+
+
 def test_limits_of_operands():
     """One comparison for an element where all functions have arguments that follow from it."""
     text = launch(chain, (LOTS,))
@@ -95,6 +116,8 @@ REGISTERS = [
     (lambda x: (chain(x), aicf.sin(x * 3.0)), 1),
     (lambda x, y, z: two(x, y) * aicf.exp(-(z * z)), 3),
     (lambda x: (aicf.sin(x * 2.0) * aicf.exp(-(x * x)), aicf.cos(x * 2.0) * aicf.sigmoid(x)), 1),
+    (aicf.exp, 1),
+    (lambda x: aicf.gelu(x, approximate="tanh"), 1),
     (lambda x, y: aicf.softplus(x) * aicf.sigmoid(y) * aicf.log(aicf.exp(x) + 1.0), 2),
 ]
 
@@ -104,7 +127,7 @@ def test_registers(dtype):
     if not _core.cuda_info()["nvrtc"]:
         pytest.skip("NVRTC is not installed (aicf[cuda13])")
     for make, shapes in REGISTERS:
-        text = launch(make, *[(LOTS,)] * shapes, dtype=dtype)
+        text = launch(make, *[(2 * LOTS,)] * shapes, dtype=dtype)
         assert " 0 bytes spill stores" in _core.cuda_log(text, "sm_90a")
 
 
@@ -163,6 +186,22 @@ def test_bits(name, dtype):
         with np.errstate(invalid="ignore"):
             arrays = [numbers(count + cut, seed).astype(wide) for seed in range(operands)]
         for cpu, gpu in zip(*both(make, dtype, arrays, cut), strict=True):
+            known = ~np.isnan(cpu)
+            np.testing.assert_array_equal(known, ~np.isnan(gpu))
+            assert cpu[known].tobytes() == gpu[known].tobytes(), (count, cut)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float16", BF16])
+def test_bits_of_pairs(dtype):
+    """The same of 16 bits, in a loop that memory bounds."""
+    wide = {"float16": np.float16, BF16: ml_dtypes.bfloat16}[dtype]
+    least = 16 * processors() * 4096
+    for make in (aicf.exp, lambda x: aicf.gelu(x, approximate="tanh")):
+        for count, cut in ((least, 0), (least + 2051, 0), (least + 7, 3)):
+            with np.errstate(invalid="ignore", over="ignore"):
+                x = numbers(count + cut, 7).astype(wide)
+            ((cpu,), (gpu,)) = both(make, dtype, [x], cut)
             known = ~np.isnan(cpu)
             np.testing.assert_array_equal(known, ~np.isnan(gpu))
             assert cpu[known].tobytes() == gpu[known].tobytes(), (count, cut)

@@ -23,6 +23,9 @@ extern "C" float floorf(float);
 extern "C" double floor(double);
 extern "C" float rintf(float);
 extern "C" double rint(double);
+extern "C" double exp2(double);
+extern "C" double strtod(const char*, char**);
+extern "C" char* getenv(const char*);
 
 namespace emulated {
 
@@ -184,7 +187,19 @@ using namespace emulated;
 inline void griddepcontrol_launch_dependents() {}
 inline void griddepcontrol_wait() { emulated_api.settled(); }
 inline void fence_proxy_async() {}
-inline void rcp_approx_ftz_f32(float& to, float x) { to = 1.0f / x; }
+inline float flushed(float x) { return x > -0x1p-126f && x < 0x1p-126f ? 0.0f : x; }
+/// What an approximation lies off: of its bound, as much as EMULATED_ERROR says, from -1 to 1.
+inline double error_of(double bound) {
+    const char* const error = getenv("EMULATED_ERROR");
+    return error ? strtod(error, nullptr) * bound : 0.0;
+}
+inline void rcp_approx_ftz_f32(float& to, float x) {
+    const double bound = error_of(0x1p-23);
+    to = bound == 0.0 ? 1.0f / x : flushed(static_cast<float>((1.0 - bound) / flushed(x)));
+}
+inline void ex2_approx_ftz_f32(float& to, float x) {
+    to = flushed(static_cast<float>(exp2(flushed(x)) * (1.0 + error_of(0x1p-22))));
+}
 inline void rsqrt_approx_ftz_f32(float& to, float x) { to = 1.0f / __builtin_sqrtf(x); }
 inline void cvt_f32_f16(float& to, u16 x) {
     _Float16 half;

@@ -30,6 +30,19 @@ AICF_HD float reciprocal(float d) {
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(d));
     return __fmaf_rn(r, __fmaf_rn(-d, r, 1.0f), r);
 }
+// 2^t within 2^-22 of it and 1/d within 2^-23, both 0 where they are below 2^-126, in one
+// instruction whose bits no one promises: for results that no error so small changes once they are
+// rounded.
+AICF_HD float near_exp2(float t) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(t));
+    return y;
+}
+AICF_HD float near_reciprocal(float d) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(d));
+    return y;
+}
 // sqrt(x) for x = 0 and from 2^-101 on, and a/d for a = +0 and of 2^-96 to 2^60, d of 2^-64 to
 // 2^30: the steps of __fsqrt_rn and __fdiv_rn without theirs.
 AICF_HD float plain_sqrt(float x) {
@@ -54,6 +67,8 @@ AICF_HD float round(float x) { return __builtin_rintf(x); }
 AICF_HD double round(double x) { return __builtin_rint(x); }
 AICF_HD float div(float a, float b) { return a / b; }
 AICF_HD float reciprocal(float d) { return 1.0f / d; }
+AICF_HD float near_exp2(float t) { return __builtin_exp2f(t); }
+AICF_HD float near_reciprocal(float d) { return 1.0f / d; }
 AICF_HD float plain_sqrt(float x) { return __builtin_sqrtf(x); }
 AICF_HD float plain_div(float a, float d) { return a / d; }
 AICF_HD double div(double a, double b) { return a / b; }

@@ -66,24 +66,35 @@ AICF_HD float gelu_erf_bwd_16(float x, float dy) {
 }
 
 // Of bfloat16 alone: of each of its 65,536 numbers what scalar.h's own form is, once both are
-// rounded, which tests look through. They lie within 2^-21 of it.
-AICF_HD float sigmoid_brain(float x) {
-    const float c = at_most(at_least(x, -104.0f), 30.0f);
-    // Plus zero: the exponential of a NaN is any number, whose bits depend on the NaN's.
-    return fma(c, 0.0f, sigmoid_sides(c * -1.44269502f).at);
+// rounded, wherever within their bounds near_exp2 and near_reciprocal lie, which tests look
+// through. Some of the exact results lie closer to the middle of two numbers than those bounds:
+// arguments and factors are off by what brings all of these to their side.
+AICF_HD float exp_brain(float x) {
+    const float half = near_exp2(fma(x, 0.72134745f, -27.999998f));
+    return half * 0x1p56f * half;
 }
-AICF_HD float silu_brain(float x) { return at_least(x, -104.0f) * sigmoid_brain(x); }
+// sigmoid(x) by way of 2^(shift - x / log 2); `unit` is 2^shift. Around 0 it is a line.
+AICF_HD float sigmoid_near_half(float x, float shift, float unit, float scale) {
+    const float q = near_reciprocal(near_exp2(fma(x, -1.44269502f, shift)) + unit) * scale;
+    return abs(x) < 0x1p-5f ? fma(x, 0.249969482f, 0.5f) : q;
+}
+AICF_HD float sigmoid_brain(float x) {
+    return sigmoid_near_half(x, -31.9999981f, 0x1p-32f, 0x1p-32f);
+}
+AICF_HD float silu_brain(float x) {
+    return at_least(x, -104.0f) * sigmoid_near_half(x, -24.0000019f, 0x1p-24f, 0x1.fffff4p-25f);
+}
 // A quotient of Pade's; from 5 on tanh is 1 to bfloat16's digits.
 AICF_HD float tanh_brain(float x) {
     const float c = at_most(at_least(x, -5.0f), 5.0f), s = c * c;
     const float over = horner(s, 135135.0f, 17325.0f, 378.0f, 1.0f);
-    return c * over * reciprocal(horner(s, 135135.0f, 62370.0f, 3150.0f, 28.0f));
+    return c * over * near_reciprocal(horner(s, 135135.0f, 62370.0f, 3150.0f, 28.0f));
 }
 
 }  // namespace aicf::scalar
 
 // The pointwise functions of one operand with such a form where operand and result are bfloat16.
-#define AICF_POINTWISE_BRAIN(X) X(sigmoid) X(silu) X(tanh)
+#define AICF_POINTWISE_BRAIN(X) X(exp) X(sigmoid) X(silu) X(tanh)
 
 // The pointwise functions with such a form: X(name, arity). They take it where operands and result
 // have 16 bits, and that of scalar.h, rounded, elsewhere.

@@ -17,6 +17,10 @@ constexpr int64_t kAheadBlocks = 32;
 constexpr int kAheadResident = 6;
 constexpr int64_t kLotOperands = 4;       // of two vectors of each, what registers hold
 constexpr double kLotInstructions = 128;  // of an element, up to which a loop's are worth sparing
+// Instructions of an element of 16 bits from which on a thread asks for two vectors at once, and
+// blocks of a processor then.
+constexpr double kPairInstructions = 16;
+constexpr int kPairResident = 8;
 
 /// How the elements of an operand are reached in the merged iteration space.
 enum class Reach { uniform, dense, inner, along, each };
@@ -433,7 +437,8 @@ class PointwiseText {
     /// How many vectors a thread takes at a time where a loop's own instructions are worth sparing
     /// and lots are worth a text of their own; else 0.
     int vectors_of_lot() const {
-        if (!heavy_ || !flat_ || update_ || limits_.one_block || width_ == 1) return 0;
+        if (!flat_ || update_ || limits_.one_block || width_ == 1) return 0;
+        if (!heavy_) return takes_pairs() ? 2 : 0;
         if (instructions_of(op_) > kLotInstructions) return 0;
         int64_t largest = 1, dense = 0;
         for (size_t k = 0; k < views_.size(); k++) {
@@ -446,6 +451,13 @@ class PointwiseText {
                       most = int64_t{1} << 31;  // and what a turn of all blocks adds
         return largest <= 4 && count_ >= least && count_ < most ? vectors : 0;
     }
+    /// Whether memory is what a program of 16 bits waits for, but so many instructions pass between
+    /// its loads that one vector of a thread on its way would not keep it busy.
+    bool takes_pairs() const {
+        return width_ == 8 && reads_one() && is_16_bit(out_.dtype) &&
+               instructions_of(op_) >= kPairInstructions && count_ < int64_t{1} << 31 &&
+               count_ >= kLotBlocks * limits_.processors * kThreads * width_ * 2;
+    }
     /// Vectors of a lot lie as far apart as the block's threads reach; what ends within one, or has
     /// a large argument, is done vector by vector.
     void loop_of_lots(const std::string& compute, int vectors) {
@@ -456,9 +468,13 @@ class PointwiseText {
         for (const bool normal : {true, false})
             if (std::string way = taken_near(compute, normal); !way.empty())
                 ways.push_back(std::move(way));
-        const bool ahead = !ways.empty() && vectors > 1 && reads_one();
-        text_.blocks = std::min(ceil_div(count_, int64_t{lot}),
-                                (ahead ? kAheadBlocks : kHeavyBlocks) * limits_.processors);
+        const bool ahead = heavy_ && !ways.empty() && vectors > 1 && reads_one();
+        text_.blocks = ceil_div(count_, int64_t{lot});
+        if (heavy_)
+            text_.blocks =
+                std::min(text_.blocks, (ahead ? kAheadBlocks : kHeavyBlocks) * limits_.processors);
+        else
+            text_.resident = kPairResident;
         const auto [loads, stores] = lot_text(vectors);
         text_.body +=
             cat("    const uint32_t n = ", size(), ";\n    const bool wide = ", wide_,
