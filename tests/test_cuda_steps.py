@@ -256,7 +256,7 @@ def test_many_steps_at_once(together, passes):
         + """
 import numpy as np
 count = ctypes.CDLL("libcuda.so.1").fake_cuda_count
-NAMES = b"cuLaunchKernel", b"cuGraphLaunch", b"cuMemcpyHtoDAsync_v2"
+NAMES = b"cuLaunchKernelEx", b"cuGraphLaunch", b"cuMemcpyHtoDAsync_v2"
 
 def run_many(step, **feed):
     before = [count(name) for name in NAMES]
