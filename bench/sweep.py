@@ -5,9 +5,9 @@
 
 Every one draws its own start, trains one net of equal shape for each rate on the same data with
 Adam, and compiles within the time taken but for the first round, which is shown apart as `cold`.
-PyTorch's compiled step holds loss and gradients, its fused Adam follows. JAX scans over the steps
-of a training. A ratio is a peer's seconds over aicf's of the same round. `taskset -c 0` before the
-command gives all of them one core.
+On a CPU PyTorch's compiled step holds loss and gradients, its fused Adam follows; on a GPU both are
+in a CUDA graph, replayed once a step. JAX scans over the steps of a training. A ratio is a peer's
+seconds over aicf's of the same round. `taskset -c 0` before the command gives all of them one core.
 """
 
 import argparse
@@ -43,20 +43,25 @@ def by_aicf(rates, x, t, device):
     return job
 
 
+def torch_net():
+    from torch import nn
+
+    return nn.Sequential(
+        *(nn.Linear(3, sweep.WIDTH), nn.Tanh(), nn.Linear(sweep.WIDTH, sweep.WIDTH)),
+        *(nn.Tanh(), nn.Linear(sweep.WIDTH, 2)),
+    )
+
+
 def by_torch(rates, x, t, device, compiled):
     import torch
 
     xs, ts = torch.from_numpy(x).to(device), torch.from_numpy(t).to(device)
     torch.manual_seed(0)
-    nets = torch.nn
-    model = nets.Sequential(
-        *(nets.Linear(3, sweep.WIDTH), nets.Tanh(), nets.Linear(sweep.WIDTH, sweep.WIDTH)),
-        *(nets.Tanh(), nets.Linear(sweep.WIDTH, 2)),
-    ).to(device)
+    model = torch_net().to(device)
     start = {name: value.clone() for name, value in model.state_dict().items()}
 
     def loss_of(a, b):
-        return nets.functional.mse_loss(model(a), b)
+        return torch.nn.functional.mse_loss(model(a), b)
 
     loss_of = torch.compile(loss_of) if compiled else loss_of
 
@@ -73,6 +78,68 @@ def by_torch(rates, x, t, device, compiled):
                 rule.step()
                 last = [*last[-99:], loss.detach()]
             found.append(torch.stack(last).mean().item())
+        return found
+
+    return job
+
+
+def by_torch_graph(rates, x, t):
+    """The compiled step and its fused Adam in one CUDA graph, which counts the steps itself."""
+    import torch
+
+    xs, ts = torch.from_numpy(x).cuda(), torch.from_numpy(t).cuda()
+    held = {}
+
+    def capture():
+        torch.manual_seed(0)
+        model = torch_net().cuda()
+        loss_of = torch.compile(lambda a, b: torch.nn.functional.mse_loss(model(a), b))
+        rate, n = torch.tensor(1e-3, device="cuda"), torch.zeros(1, dtype=torch.int64).cuda()
+        options = {"betas": BETAS, "eps": EPS, "fused": True, "capturable": True}
+        rule = torch.optim.Adam(model.parameters(), rate, **options)
+        losses = torch.zeros(len(xs), device="cuda")
+
+        def step():
+            rule.zero_grad()
+            loss = loss_of(xs.index_select(0, n)[0], ts.index_select(0, n)[0])
+            loss.backward()
+            rule.step()
+            losses.index_copy_(0, n, loss.detach()[None])
+            n.add_(1)
+
+        start = [p.detach().clone() for p in model.parameters()]
+        graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                step()
+        torch.cuda.current_stream().wait_stream(side)
+        rule.zero_grad()
+        with torch.cuda.graph(graph):
+            step()
+
+        @torch.no_grad()
+        def begin(with_rate):
+            for p, value in zip(model.parameters(), start, strict=True):
+                p.copy_(value)
+            for moments in rule.state.values():
+                for value in moments.values():
+                    value.zero_()
+            rate.fill_(with_rate)
+            n.zero_()
+
+        return graph, begin, losses
+
+    def job():
+        if not held:
+            held["made"] = capture()
+        graph, begin, losses = held["made"]
+        found = []
+        for rate in rates:
+            begin(rate)
+            for _ in range(len(xs)):
+                graph.replay()
+            found.append(losses[-100:].mean().item())
         return found
 
     return job
@@ -165,9 +232,12 @@ def compare(options):
     jobs = {
         "aicf": by_aicf(rates, x, t, options.device),
         "JAX, scan": by_jax(rates, x, t, options.device),
-        "PyTorch, compiled": by_torch(rates, x, t, options.device, True),
-        "PyTorch": by_torch(rates, x, t, options.device, False),
     }
+    if options.device == "cuda":
+        jobs["PyTorch, graph"] = by_torch_graph(rates, x, t)
+    else:
+        jobs["PyTorch, compiled"] = by_torch(rates, x, t, options.device, True)
+        jobs["PyTorch"] = by_torch(rates, x, t, options.device, False)
     taken, best = {name: [] for name in jobs}, {}
     for turn in range(options.rounds + 1):
         for name in list(jobs)[:: -1 if turn % 2 else 1]:
@@ -196,8 +266,8 @@ def compare(options):
     info = _core.cuda_info()["devices"]
     alone = len(os.sched_getaffinity(0)) == 1 and options.device == "cpu"
     return {
-        "command": f"{'taskset -c 0 ' * alone}python bench/sweep.py --device {options.device} "
-        f"--rounds {options.rounds}",
+        "command": f"{'taskset -c 0 ' * alone}python bench/sweep.py --rates {options.rates} "
+        f"--steps {options.steps} --device {options.device} --rounds {options.rounds}",
         "device": info[0]["name"] if options.device == "cuda" else f"{cpu_name()}, one core",
         "kernels": _core.cpu_isa(),
         "date": datetime.date.today().isoformat(),
