@@ -40,6 +40,12 @@ def test_a_sample(emulated, major, first):
     assert " passed" in out and " failed" not in out
 
 
+def test_what_steps_of_one_block_are_given(emulated):
+    """Calls, replays and run_many: a launch reads arrays of the host and slices of a stack."""
+    out = run(emulated, 9, 7, "tests/test_one_block.py", "-k", "given_stays and 8-8-8")
+    assert "1 passed" in out
+
+
 def test_warp_roles(emulated):
     """Barriers in shared memory, the copy engine, products of warpgroups, clusters."""
     out = run(emulated, 9, 5, "tests/test_attention.py", "tests/test_candidates.py", "-k",
