@@ -7,9 +7,10 @@ A table lies between `<!-- table: NAME -->` and `<!-- end of table -->`; NAME is
 
 import json
 from pathlib import Path
+from statistics import geometric_mean
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = ("README.md", "docs/performance.md")
+PAGES = ("README.md", "docs/performance.md", "docs/experiments.md")
 
 SMALL, LARGE = "8-8-8 b64 mse", "784-512-512-10 b128 ce"
 NAMES = {
@@ -70,13 +71,19 @@ def median(row):
     return next(iter(row["us"].values()))  # ours stands first
 
 
-def compared(name, sections, threads):
-    """A row for each case and peer; of a case that a file holds twice, the later run's."""
+def latest(name, sections, threads):
+    """The row and the run of each case; of a case that a file holds twice, the later run's."""
     cases, used = {}, {}
     for run in runs(name):
         for row in run["rows"]:
             if row["section"] in sections and row["threads"] == threads:
                 cases[row["case"]], used[row["case"]] = row, run
+    return cases, used
+
+
+def compared(name, sections, threads):
+    """A row for each case and peer."""
+    cases, used = latest(name, sections, threads)
     rows = []
     for case in sorted(cases, key=lambda case: sections.index(cases[case]["section"])):
         row = cases[case]
@@ -89,7 +96,7 @@ def compared(name, sections, threads):
             what = ("", "")
     said = sorted({source(run) for run in used.values()})
     lines = "\n".join(f"- {text}" for text in said)
-    return f"{lines}\n\n" + table(("", "aicf, µs", "beside", "ratio"), rows, "lrlr")
+    return f"{lines}\n\n" + table(("", "aicf, µs", "peer", "ratio"), rows, "lrlr")
 
 
 STEPS, PIECES = ["small", "large", "transformer"], ["gemm", "pointwise", "sums", "rows", "adam"]
@@ -125,7 +132,7 @@ def functions(run):
         for row in run["rows"]
         for ratios in [row["ratio"].values()]
     ]
-    head = ("", "aicf, µs", "PyTorch", "`torch.compile`")
+    head = ("", "aicf, µs", "ratio, PyTorch", "ratio, `torch.compile`")
     note = f"; {run['note']}" if run["note"] else ""
     return source(run, note) + "\n\n" + table(head, rows)
 
@@ -169,7 +176,7 @@ def mixed_gpu():
         (row["config"], f"{row['ours_us']:.0f}", f"{row['torch_us']:.0f}", f"{row['ratio']:.2f}")
         for row in run["rows"]
     ]
-    head = ("", "aicf, µs a step", "PyTorch, µs", "PyTorch's time / aicf's")
+    head = ("", "aicf, µs a step", "PyTorch, µs", "ratio")
     return source(run) + "\n\n" + table(head, rows)
 
 
@@ -195,7 +202,7 @@ def attention(run):
         for row in sorted(run["rows"], key=lambda row: (row["head"], row["length"]))
     ]
     head = ("TFLOP/s", "aicf", "aicf by `mma.sync`", "cuDNN", "FlashAttention", "deterministic")
-    head += ("time of cuDNN / aicf", "FlashAttention", "deterministic")
+    head += ("ratio, cuDNN", "ratio, FlashAttention", "ratio, deterministic")
     note = f"; {run['note']}" if run.get("note") else ""
     return source(run, note) + "\n\n" + table(head, rows)
 
@@ -243,12 +250,13 @@ def small_steps_gpu():
         def us(form, what, row=row):
             return f"{row[f'{form} {what}']['us']:.2f}" if f"{form} {what}" in row else "–"
 
-        forms = [us(form, what) for form in ("block", "launches") for what in ("one", "many")]
+        times = [us(form, what) for form in ("block", "launches") for what in ("one", "many")]
         rows.append(
-            (row["net"], us("least", "one"), *forms, us(best, "call"), us(best, "stack"))
+            (row["net"], us("least", "one"), *times, us(best, "call"), us(best, "stack"))
         )  # fmt: skip
-    head = ("least: one", "one block: one", "one block: 1000", "launches: one", "launches: 1000")
-    head = ("µs a step", *head, "call", "`run_many`")
+    counts = ("`replay(1)`", "`replay(1000)`")
+    forms = (f"{form}, {count}" for form in ("one block", "launches") for count in counts)
+    head = ("µs a step", f"an addition, {counts[0]}", *forms, "call", "`run_many`")
     return source(run) + "\n\n" + table(head, rows)
 
 
@@ -273,7 +281,7 @@ def sweep_steps_gpu():
          *(f"{row['ratio'][math]:.2f}" for math in ("fp32", "tf32")))
         for row in run["rows"]
     ]  # fmt: skip
-    head = ("µs a step", "fp32", "tf32", "JAX `scan`", "ratio in fp32", "in tf32")
+    head = ("µs a step", "fp32", "tf32", "JAX `scan`", "ratio, fp32", "ratio, tf32")
     return source(run) + "\n\n" + table(head, rows)
 
 
@@ -284,7 +292,7 @@ def loops_h200():
     rows = [
         (row["case"], *(f"{row[form]['us'] / row['turns']:.2f}" for form in forms)) for row in rows
     ]
-    head = ("µs a turn", "aicf", "aicf, launches", "PyTorch (cuDNN)", "JAX `scan`")
+    head = ("µs a time step", "aicf", "aicf, launches", "PyTorch (cuDNN)", "JAX `scan`")
     return source(run) + "\n\n" + table(head, rows)
 
 
@@ -299,7 +307,7 @@ def rows(run):
         )
         for row in run["rows"]
     ]
-    head = ("", "aicf, µs", "PyTorch, µs", "aicf, TB/s", "PyTorch's time / aicf's")
+    head = ("", "aicf, µs", "PyTorch, µs", "aicf, TB/s", "ratio")
     about = f"; a copy moves {run['copy_tb_s']:.2f} TB/s"
     return source(run, about) + "\n\n" + table(head, rows)
 
@@ -324,7 +332,7 @@ def products_gpu():
         for row in sorted(run["rows"], key=lambda row: row["ratio"][0])
         for middle in row["ratio"][:1]
     ]  # fmt: skip
-    head = ("M×N×K, layouts, math", "aicf, µs", "TFLOP/s", "PyTorch", "PyTorch's time / aicf's")
+    head = ("M×N×K, layouts, math", "aicf, µs", "aicf, TFLOP/s", "PyTorch, TFLOP/s", "ratio")
     return source(run, f"; {run['note']}") + "\n\n" + table(head, rows)
 
 
@@ -351,8 +359,6 @@ def memory_h200():
     names = {
         "scale": "a·x",
         "sum": "sum of all",
-        "sum_first_axis": "sum over the first axis",
-        "sum_last_axis": "sum over the last axis",
         "sin_chain": "sin(a·x + b)",
         "adam": "Adam",
         "dot": "dot product",
@@ -371,6 +377,101 @@ def sweep_cpu():
         rows.append((row["name"], f"{row['s']:.2f}", f"{row['us']:.1f}", ratio))
     head = ("", "s", "µs a step", "ratio")
     return source(run, f"; {run['note']}") + "\n\n" + table(head, rows)
+
+
+def where(run):
+    """Device and date in few words."""
+    device = run.get("device") or run["cpu"]
+    for long in ("NVIDIA ", " 80GB HBM3", "(R)", " Processor"):
+        device = device.replace(long, "")
+    return f"{device}, {run['date'].split(';')[0]}"
+
+
+def fastest(rows):
+    """Of each case the ratio beside the fastest of the other libraries."""
+    for row in rows:
+        others = [peer for peer in row["ratio"] if peer != "copy" and "aicf" not in peer]
+        if others:
+            yield min(row["ratio"][peer][0] for peer in others), row["case"]
+
+
+def glance():
+    """The front of docs/performance.md: a row for each area and peer, with its slowest case."""
+    rows = []
+
+    def add(what, peer, used, ratios):
+        ratios = sorted((ratio, case.replace("|", "\\|")) for ratio, case in ratios)
+        worst, case = ratios[0]
+        slow = sum(ratio < 0.97 for ratio, _ in ratios)
+        mean = geometric_mean(ratio for ratio, _ in ratios)
+        places = "; ".join(sorted({where(run) for run in used}))
+        count = f"{len(ratios)} ({slow})"
+        rows.append((what, peer, places, count, f"{mean:.2f}", case, f"{worst:.2f}"))
+
+    run = load("sweep_steps_gpu")
+    for math in ("fp32", "tf32"):
+        what = f"[Training steps of 19 nets, {math}](#widths-and-batches)"
+        add(what, "JAX `scan`, tf32", [run], [(r["ratio"][math], r["config"]) for r in run["rows"]])
+    run = load("mixed_gpu")
+    what = "[MLP with GELU, 16 bits](#mlps-in-mixed-precision)"
+    peer = "PyTorch, compiled, in a CUDA graph"
+    add(what, peer, [run], [(r["ratio"], r["config"]) for r in run["rows"]])
+    run = load("gpt2_gpu")
+    steps = [(r["ms"]["torch"] / r["ms"]["aicf"], f"{r['rows']} rows") for r in run["rows"]]
+    add("[GPT-2 124M, 16 bits](#gpt-2-124m)", peer, [run], steps)
+    run = load("loops_h200")
+    for peer, known in (("torch", "cuDNN"), ("jax", "JAX `scan`")):
+        cases = [(r[peer]["us"] / r["block"]["us"], r["case"]) for r in run["rows"]]
+        add("[Recurrent layers](#recurrent-layers)", known, [run], cases)
+    run = load("products_gpu")
+    for math in ("bfloat16", "bf16", "tf32", "float32", "fp32x"):
+        cases = [
+            (r["ratio"][0], r["case"].removesuffix(f" {math}"))
+            for r in run["rows"]
+            if r["case"].endswith(f" {math}")
+        ]
+        peer = {"fp32x": "PyTorch (cuBLAS), float32"}.get(math, "PyTorch (cuBLAS)")
+        add(f"[Products, {math}](#products)", peer, [run], cases)
+    run = load("attention_gpu")
+    for way, peer, known in (
+        ("forward", "cuDNN", "cuDNN"),
+        ("backward", "cuDNN", "cuDNN, order not fixed"),
+        ("backward", "deterministic", "PyTorch, deterministic"),
+    ):
+        cases = [
+            (r["ratio"][peer][0], f"heads of {r['head']}, {r['length']} positions")
+            for r in run["rows"]
+            if r["pass"] == way
+        ]
+        add(f"[Attention, {way}](#attention)", known, [run], cases)
+    peer = "torch.compile"
+    for name, section, what in (
+        ("rows_gpu", "rows", "[Softmax, norms, losses](#softmax-norms-losses-and-sums)"),
+        ("rows_gpu", "sums", "[Sums](#softmax-norms-losses-and-sums)"),
+        ("chains_gpu", "chains", "[Pointwise functions](#pointwise-functions)"),
+        ("rows_h200", "adam", "[Optimizers](#optimizers)"),
+        ("rows_h200", "moves", "[Concat, embedding, index_add](#indexing-and-scans)"),
+        ("rows_h200", "scans", "[Scans and argmax](#indexing-and-scans)"),
+    ):
+        run = load(name)
+        cases = [(r["ratio"][peer][0], r["case"]) for r in run["rows"] if r["section"] == section]
+        add(what, f"`{peer}`", [run], cases)
+    run = load("functions_gpu")
+    peer = "the faster of PyTorch and `torch.compile`"
+    add("[Common functions, GPU](#common-functions)", peer, [run], fastest(run["rows"]))
+    for name in ("cpu", "cpu_xeon"):
+        for what, sections in (
+            ("[Training steps, CPU](#training-steps-on-a-cpu)", STEPS),
+            ("[Products, functions, sums, CPU](#products-sums-and-functions-on-a-cpu)", PIECES),
+        ):
+            cases, used = latest(name, sections, 1)
+            add(what, "the fastest peer", used.values(), fastest(cases.values()))
+    for name in ("functions", "functions_xeon"):
+        run = load(name)
+        what = "[Common functions, CPU](#common-functions-on-a-cpu)"
+        add(what, peer, [run], fastest(run["rows"]))
+    head = ("", "peer", "device, date", "rows (under 0.97)", "mean", "slowest row", "its ratio")
+    return table(head, rows, "lllrrl")
 
 
 def headline():

@@ -168,7 +168,7 @@ def test_the_reference_has_no_bare_signatures(site):
     assert bare == []
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/performance.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/performance.md", "docs/experiments.md"])
 def test_figures_are_those_of_the_results(page, monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "bench")
     import tables
