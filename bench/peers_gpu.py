@@ -3,16 +3,21 @@
     python bench/peers_gpu.py --out bench/results
     python bench/peers_gpu.py --sweep --out bench/results
 
-Every row starts from random data of the same shape: forward, loss, backward, Adam. A row's figure
-is the median over repetitions of the mean wall time of a step, with a wait at both ends.
+Every row starts from random data of the same shape: forward, loss, backward, Adam. All of a
+net take turns: a round times each of them, some steps with a wait at both ends. A row's figure is
+the median over nine rounds of the mean wall time of a step.
 """
 
 import argparse
 import itertools
 import json
+import operator
 import statistics
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import aicf
 import numpy as np
@@ -29,19 +34,38 @@ SWEEP.append(((784, 512, 512, 10), 128))
 REPEAT = 9
 
 
-def timed(step, wait, steps=1, times=200):
-    """(median, spread) in microseconds a step; spread = interquartile range."""
-    for _ in range(20):
-        step()
-    wait()
-    taken = []
-    for _ in range(REPEAT):
-        start = time.perf_counter()
-        for _ in range(times):
-            step()
-        wait()
-        taken.append((time.perf_counter() - start) / (times * steps) * 1e6)
-    low, middle, high = statistics.quantiles(taken, n=4)
+class Row(NamedTuple):
+    """What is timed: one call takes `steps` steps, a reading has `calls` calls."""
+
+    call: Callable
+    wait: Callable
+    steps: int = 1
+    calls: int = 200
+
+
+def take_turns(rows):
+    """{name: microseconds a step in each round}."""
+    taken = {name: [] for name in rows}
+    for row in rows.values():
+        for _ in range(20):
+            row.call()
+        row.wait()
+    for turn in range(REPEAT):
+        for name in list(rows)[:: -1 if turn % 2 else 1]:
+            call, wait, steps, calls = rows[name]
+            call()
+            wait()
+            start = time.perf_counter()
+            for _ in range(calls):
+                call()
+            wait()
+            taken[name].append((time.perf_counter() - start) / (calls * steps) * 1e6)
+    return taken
+
+
+def figures(us):
+    """The median and the interquartile range."""
+    low, middle, high = statistics.quantiles(us, n=4)
     return {"us": middle, "iqr_us": high - low}
 
 
@@ -72,9 +96,9 @@ def ours(config):
     x, y = batch(config)
     step = graph_of(config).compile(device="cuda")
     step(x=x, y=y)
-    yield "aicf replay(100)", timed(lambda: step.replay(100), step.synchronize, 100, 10)
-    yield "aicf replay()", timed(step.replay, step.synchronize)
-    yield "aicf call with host arrays", timed(lambda: step(x=x, y=y), step.synchronize)
+    yield "aicf replay(100)", Row(lambda: step.replay(100), step.synchronize, 100, 10)
+    yield "aicf replay()", Row(step.replay, step.synchronize)
+    yield "aicf call with host arrays", Row(lambda: step(x=x, y=y), step.synchronize)
 
 
 def torch_rows(config):
@@ -115,16 +139,16 @@ def torch_rows(config):
         return graph.replay
 
     wait = torch.cuda.synchronize
-    yield "torch eager", timed(build(), wait)
-    yield "torch eager, fused Adam", timed(build(fused=True), wait)
+    yield "torch eager", Row(build(), wait)
+    yield "torch eager, fused Adam", Row(build(fused=True), wait)
     yield (
         "torch whole-step CUDA graph, fused capturable Adam",
-        timed(graphed(build(fused=True, capturable=True)), wait),
+        Row(graphed(build(fused=True, capturable=True)), wait),
     )
     compiled = torch.compile(build(capturable=True))
     for _ in range(4):
         compiled()
-    yield "torch compiled step in a CUDA graph", timed(graphed(compiled), wait)
+    yield "torch compiled step in a CUDA graph", Row(graphed(compiled), wait)
 
 
 def jax_rows(config, jit=True):
@@ -169,13 +193,13 @@ def jax_rows(config, jit=True):
 
     state = jax.tree.map(jnp.copy, (params, zeros, zeros, jnp.zeros(())))
     if jit:
-        yield "jax jit", timed(*runner(jax.jit(step, donate_argnums=0), state))
+        yield "jax jit", Row(*runner(jax.jit(step, donate_argnums=0), state))
     many = jax.jit(
         lambda s: jax.lax.scan(lambda c, _: (step(c), None), s, None, length=100)[0],
         donate_argnums=0,
     )
     state = jax.tree.map(jnp.copy, (params, zeros, zeros, jnp.zeros(())))
-    yield "jax scan(100)", timed(*runner(many, state), 100, 10)
+    yield "jax scan(100)", Row(*runner(many, state), 100, 10)
 
 
 def sweep(out):
@@ -185,13 +209,18 @@ def sweep(out):
         name = f"{'-'.join(map(str, sizes))} b{rows}"
         CONFIGS[name] = (sizes, rows, "ce")
         x, y = batch(name)
-        row = {"config": name}
+        turns = {}
         for math in ("fp32", "tf32"):
             step = graph_of(name).compile(device="cuda", math=math)
             step(x=x, y=y)
-            row[math] = timed(lambda step=step: step.replay(100), step.synchronize, 100, 5)
-        *_, (_, row["jax scan"]) = jax_rows(name, jit=False)
-        row["ratio"] = {m: row["jax scan"]["us"] / row[m]["us"] for m in ("fp32", "tf32")}
+            turns[math] = Row(partial(step.replay, 100), step.synchronize, 100, 5)
+        *_, (_, turns["jax scan"]) = jax_rows(name, jit=False)
+        taken = take_turns(turns)
+        row = {"config": name} | {key: figures(us) for key, us in taken.items()}
+        row["ratio"] = {
+            math: statistics.median(map(operator.truediv, taken["jax scan"], taken[math]))
+            for math in ("fp32", "tf32")
+        }
         record["rows"].append(row)
     record["rows"].sort(key=lambda row: row["ratio"]["fp32"])
     for row in record["rows"]:
@@ -211,16 +240,18 @@ def main():
         return sweep(Path(args.out))
     record = describe_device() | {"command": "python bench/peers_gpu.py", "rows": []}
     for config in CONFIGS:
+        rows = {}
         for part in (ours, torch_rows, jax_rows):
             try:
-                for name, figures in part(config):
-                    record["rows"].append({"config": config, "row": name, **figures})
-                    print(f"{config}: {name}: {figures['us']:.2f} us", flush=True)
+                rows |= part(config)
             except Exception as error:  # a peer that is not here, or fails, is a row that says so
                 if part is ours:
                     raise
                 record["rows"].append({"config": config, "row": part.__name__, "error": str(error)})
                 print(f"{config}: {part.__name__}: {error}", flush=True)
+        for name, us in take_turns(rows).items():
+            record["rows"].append({"config": config, "row": name, **figures(us)})
+            print(f"{config}: {name}: {statistics.median(us):.2f} us", flush=True)
     out = Path(args.out)
     out.mkdir(parents=True, exist_ok=True)
     (out / f"train_step_{record['short']}.json").write_text(json.dumps(record, indent=1) + "\n")
