@@ -79,7 +79,7 @@ void fuse_rows(Lowered& lowered, const Target& target);
 void fuse_pointwise(Lowered& lowered, const Target& target);
 /// Multi-output fusion: pointwise ops that read the same view become one op (fuse.cpp).
 void fuse_outputs(Lowered& lowered, const Target& target);
-/// Multi-tensor apply: the updates of an optimizer become one op (group.cpp).
+/// Multi-tensor apply: the updates of an optimizer become one op (updates.cpp).
 void fuse_updates(Lowered& lowered, const Target& target);
 /// The last product, its loss and their gradients as one op (fuse.cpp).
 void fuse_tails(Lowered& lowered, const Target& target);
@@ -94,14 +94,14 @@ void fuse_chains(Lowered& lowered, const Target& target);
 void fuse_losses(Lowered& lowered, const Target& target);
 /// What small gradients are cut into is added by the updates that read them (cuts.cpp).
 void leave_cuts(Lowered& lowered, const Target& target);
-/// Scalar prologue: the ops that compute an optimizer's scalars join its updates (group.cpp).
+/// Scalar prologue: the ops that compute an optimizer's scalars join its updates (updates.cpp).
 void fuse_scalars(Lowered& lowered, const Target& target);
 /// A norm's gradient and the sums over rows beside it become one kernel (row_sums.cpp).
 void fuse_row_sums(Lowered& lowered, const Target& target);
 /// Epilogue fusion of updates: of a small net each joins what makes its gradient
 /// (update_epilogues.cpp).
 void fuse_update_epilogues(Lowered& lowered, const Target& target);
-/// Horizontal fusion: small independent ops share a launch (group.cpp).
+/// Horizontal fusion: small independent ops share a launch (horizontal.cpp).
 void fuse_horizontally(Lowered& lowered, const Target& target);
 
 /// Copy elision: what is copied is made or read where the copy would be (copies.cpp).
