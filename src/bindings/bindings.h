@@ -5,6 +5,7 @@
 
 #include "bindings/casters.h"
 #include "bindings/dlpack.h"
+#include "bindings/interpreter.h"
 #include "core/base/interrupt.h"
 #include "core/compile/compile.h"
 #include "core/graph/ir.h"

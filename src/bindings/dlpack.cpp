@@ -1,15 +1,12 @@
 // Taking tensors in by DLPack, buffers and Python numbers.
 #include <algorithm>
-#include <atomic>
 #include <bit>
-#include <chrono>
 #include <cstdlib>
 #include <cstring>
-#include <thread>
 
 #include "bindings/dlpack_parts.h"
+#include "bindings/interpreter.h"
 #include "core/base/float_mode.h"
-#include "core/base/fork.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -19,22 +16,6 @@ namespace aicf {
 namespace {
 
 constexpr int kMaxRoutes = 64;
-
-std::atomic<bool> closing{false};  // set by atexit
-std::atomic<bool> forked{false};   // this process is a child of one that imported aicf
-std::atomic<int> entered{0};       // threads that want or hold the GIL by with_python, GilRelease
-std::thread::id closing_thread;
-
-/// Runs `release` with the GIL, on any thread. A thread that asks for the GIL of a closing
-/// interpreter is stopped for good, even inside a destructor; so once it closes only the closing
-/// thread still enters, and what the others hold is leaked.
-template <class Release>
-void with_python(Release release) {
-    entered++;
-    if (!closing || std::this_thread::get_id() == closing_thread)
-        if (nb::detail::cleanup_guard guard{}; guard) release();
-    entered--;
-}
 
 /// How to import the objects of one type.
 struct Route {
@@ -72,35 +53,14 @@ Python& python() {
     return *instance;
 }
 
-/// Whether a thread other than this one is inside Python.
-bool other_threads() {
-    PyObject* current = PySys_GetObject("_current_frames");
-    const nb::object frames = nb::steal(current ? PyObject_CallNoArgs(current) : nullptr);
-    if (!frames.is_valid()) return PyErr_Clear(), false;
-    for (nb::handle thread : frames)
-        if (PyLong_AsUnsignedLong(thread.ptr()) != PyThread_get_thread_ident()) return true;
-    return false;
-}
-
-PyObject* on_exit(PyObject*, PyObject*) {
-    closing_thread = std::this_thread::get_id();
-    closing = true;
-    PyThreadState* state = PyEval_SaveThread();
-    for (int ms = 0; entered && ms < 1000; ms++)
-        std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    PyEval_RestoreThread(state);
-    // Threads that no longer run, stopped here or left behind by a fork, never let go of what they
-    // hold: that is no leak of ours.
-    if (forked || other_threads()) nb::set_leak_warnings(false);
-    if (python_made) {
-        for (Route& route : python_made->routes) route = {};  // no type may outlive its module
-        for (nb::object& name : python_made->names) name.reset();
-        python_made->count = kMaxRoutes;
-    }
-    Py_RETURN_NONE;
-}
-
 }  // namespace
+
+void forget_types() {
+    if (!python_made) return;
+    for (Route& route : python_made->routes) route = {};  // no type may outlive its module
+    for (nb::object& name : python_made->names) name.reset();
+    python_made->count = kMaxRoutes;
+}
 
 nb::object python_dtype(DType dtype) {
     nb::object& made = python().names[static_cast<int>(dtype)];
@@ -728,37 +688,6 @@ std::optional<intptr_t> producer_stream(nb::handle object, Device device) {
                                        &stream))
         throw nb::python_error();
     return reinterpret_cast<intptr_t>(stream);
-}
-
-GilRelease::GilRelease() : state_(PyEval_SaveThread()) {}
-
-GilRelease::~GilRelease() {
-    entered++;
-    if (closing && std::this_thread::get_id() != closing_thread) {
-        entered--;
-        for (;;) std::this_thread::sleep_for(std::chrono::hours(1));
-    }
-    PyEval_RestoreThread(state_);
-    entered--;
-}
-
-void check_signals() {
-    std::exception_ptr error;
-    with_python([&] {
-        if (PyErr_CheckSignals()) error = std::make_exception_ptr(nb::python_error());
-    });
-    if (error) std::rethrow_exception(error);
-}
-
-void watch_exit() {
-    at_fork([] {
-        entered = 0;
-        closing = false;
-        forked = true;
-    });
-    static PyMethodDef exit_method = {"dlpack_on_exit", on_exit, METH_NOARGS, nullptr};
-    nb::module_::import_("atexit").attr("register")(
-        nb::steal(PyCFunction_New(&exit_method, nullptr)));
 }
 
 nb::object to_numpy(const TensorRef& ref, bool writable) {

@@ -107,24 +107,8 @@ struct ImportOptions {
     bool allow_copy = true;
 };
 
-/// Lets go of the GIL while it lives. A thread that would take it back from a closing interpreter
-/// is stopped for good, as that interpreter would end it inside a destructor, and all with it.
-class GilRelease {
-  public:
-    GilRelease();
-    ~GilRelease();
-    GilRelease(const GilRelease&) = delete;
-    GilRelease& operator=(const GilRelease&) = delete;
-
-  private:
-    PyThreadState* state_;
-};
-/// Throws the error of a Python signal handler that is due, with or without the GIL; in the main
-/// thread alone, as Python has it.
-void check_signals();
-
-/// Prepares for the end of the interpreter; called once, at import.
-void watch_exit();
+/// Lets go of all types that this layer knows, at the end of the interpreter.
+void forget_types();
 
 /// What Python sees of a dtype: a str that equals the dtypes of other libraries.
 nanobind::object python_dtype(DType dtype);

@@ -651,7 +651,7 @@ void bind_contents(nb::class_<Step>& type) {
 }  // namespace
 
 void bind_step(nb::module_& m) {
-    watch_exit();
+    watch_exit(forget_types);
     bind_trials(m);
     nb::class_<Step> type(m, "Step", "A compiled step; aicf.Step is its public face.");
     bind_making(type);
