@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "kernels/cuda/codegen.h"
+#include "kernels/cuda/rows.h"
 
 namespace aicf::cuda {
 
