@@ -5,6 +5,7 @@
 #include "core/compile/families.h"
 #include "core/graph/custom.h"
 #include "core/graph/region.h"
+#include "kernels/cpu/fused_programs.h"
 #include "kernels/cpu/program.h"
 
 namespace aicf::cpu {
