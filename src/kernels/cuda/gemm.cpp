@@ -1,4 +1,4 @@
-// The kernels of a product, ranked.
+// The kernels of a product, ranked, and what fusion and the plan ask of them.
 #include "kernels/cuda/gemm.h"
 
 #include <algorithm>
@@ -280,6 +280,99 @@ std::vector<Choice> Gemm::choices(const Limits& limits) const {
     // Sums of cuts are several products', which share a launch by blocks that a group can have.
     if (op.def->name == "gemm_f32") std::stable_partition(found.begin(), found.end(), fits_group);
     return found;
+}
+
+// ---- what is asked of a product -----------------------------------------------------------------
+
+std::vector<std::string> gemm_candidates(const LoweredOp& op, const Limits& limits) {
+    std::vector<std::string> names;
+    for (const Choice& choice : Gemm(op).choices(limits)) names.push_back(name_of(choice));
+    return names;
+}
+
+int64_t terms_of(const LoweredOp& op) { return Gemm(op).k; }
+
+double gemm_cycles(const LoweredOp& op, const Limits& limits) {
+    const std::vector<Choice> choices = Gemm(op).choices(limits);
+    for (const Choice& choice : choices)
+        if (op.candidate.empty() || is_foreign(op) || name_of(choice) == op.candidate)
+            return choice.cycles;
+    return 0;
+}
+
+static bool is_one_product(const LoweredOp& op) {
+    return op.members.empty() && anchor(op).gemm && (op.body.empty() || product_region(op));
+}
+
+/// Those that decide whether a product shares a launch: it takes a cluster, or groups of a block,
+/// for its chunks alone.
+static std::vector<Choice> shared_choices(const LoweredOp& op, const Limits& limits) {
+    std::vector<Choice> choices = Gemm(op).choices(limits);
+    std::erase_if(
+        choices, [](const Choice& one) { return one.pairs || (one.cluster && !one.tiling->pair); });
+    return choices;
+}
+
+bool gemm_in_group(const LoweredOp& op, const Limits& limits) {
+    if (!is_one_product(op)) return false;
+    const std::vector<Choice> choices = shared_choices(op, limits);
+    return choices.empty() || (!choices[0].thin && fits_group(choices[0]));
+}
+
+bool gemm_takes_update(const LoweredOp& op, const Limits& limits) {
+    if (!is_one_product(op)) return false;
+    const Gemm gemm(op);
+    std::vector<Choice> choices = shared_choices(op, limits);
+    if (choices.empty()) return true;
+    // Of 16 bits small tiles always come behind those of warps with roles, which are too large for
+    // a group, but no product gains by these what a launch for its update costs.
+    const bool narrow = is_16_bit(gemm.a.dtype);
+    if (!narrow && (choices[0].thin || !fits_group(choices[0]))) return false;
+    gemm.add_update(limits, choices);
+    std::erase_if(choices, [](const Choice& one) { return one.thin || !fits_group(one); });
+    return !choices.empty();
+}
+
+bool gemm_updates_alike(const LoweredOp& op, const Limits& limits) {
+    constexpr int sums = 32;  // of a thread: beside more an update spills
+    if (!is_one_product(op)) return false;
+    const Gemm gemm(op);
+    std::vector<Choice> choices = gemm.choices(limits);
+    if (gemm.tensor || choices.empty() || choices[0].thin || !fits_group(choices[0]) ||
+        choices[0].tiling->part_m * choices[0].tiling->part_n > sums)
+        return false;
+    const std::string own = name_of(choices[0]);
+    gemm.add_update(limits, choices);
+    std::erase_if(choices, [](const Choice& one) { return one.thin || !fits_group(one); });
+    const auto first =
+        std::min_element(choices.begin(), choices.end(),
+                         [](const Choice& x, const Choice& y) { return x.cycles < y.cycles; });
+    return first != choices.end() && name_of(*first) == own;
+}
+
+bool gemm_joins_cuts(const LoweredOp& op, const Limits& limits) {
+    if (!op.members.empty() || !op.def->gemm) return false;
+    const Gemm gemm(op);
+    const std::vector<Choice> choices = gemm.choices(limits);
+    return gemm.tensor && !choices.empty() && choices[0].parts > 1 &&
+           gemm.m * gemm.n * gemm.chunk >= kTiledWork;
+}
+
+bool gemm_adds_wide(const LoweredOp& op, const Limits& limits) {
+    constexpr int64_t turns = 2;  // what a block's last tile moves is waited for
+    if (!is_one_product(op)) return false;
+    const Gemm gemm(op);
+    const std::vector<Choice> choices = gemm.choices(limits);
+    return is_16_bit(gemm.a.dtype) && !choices.empty() && !choices[0].thin &&
+           choices[0].tiling->pair > 0 && choices[0].tiles >= turns * limits.processors;
+}
+
+bool gemm_leaves_room(const LoweredOp& op, const Limits& limits) {
+    constexpr int64_t share = 4;
+    if (!is_one_product(op)) return false;
+    const std::vector<Choice> choices = shared_choices(op, limits);
+    return !choices.empty() && !choices[0].thin && fits_group(choices[0]) &&
+           choices[0].blocks * share <= limits.processors;
 }
 
 }  // namespace aicf::cuda
