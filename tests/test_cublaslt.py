@@ -2,6 +2,7 @@
 gpu run on a real one too; the others run these with a driver and a library that are none."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from aicf import _core, tuning
 from compare import assert_bits
+from file_mutants import join, split
 from tensors import CapsuleTensor, Cuda, Foreign
 
 HERE = Path(__file__).parent
@@ -256,6 +258,7 @@ def test_it_is_taken_where_it_was_asked_for_and_quickest(timed, rng):
     assert [one.kernel.startswith("cublasLt ") for one in asked] == [True]
     assert "cublasLt " in str(asked) and asked[0].kernel not in str(asked)  # its algorithm is long
     assert aicf.tune(g, device="cuda", limit=2, cublaslt=True)[0].known
+    assert len(aicf.tune(g, device="cuda", limit=1 << 40, cublaslt=True)[0].times) > 2
     plain = aicf.tune(g, device="cuda", limit=2)
     assert not any(name.startswith("cublasLt ") for name in plain[0].times)
     for options, there in (({}, False), ({"tune": True}, False),
@@ -410,6 +413,11 @@ def test_a_file_wants_its_version_and_library(emulated, library, tmp_path):
     assert (
         "Unsupported" in device and "with 132 processors, this device is sm_90a with 11" in device
     )
+    head, (plan, *rest) = split(path.read_bytes())
+    plan = re.sub(rb"(cublasLt [ -~]{,40} [0-9a-f]{127})[0-9a-f]", rb"\1g", plan)
+    path.with_suffix(".damaged").write_bytes(join(head, [plan, *rest]))
+    damaged = run(emulated, library, *script, f"load:{path.with_suffix('.damaged')}").stdout
+    assert "FormatError" in damaged and "says no product of a library's" in damaged
     missing = run(emulated, None, *script, f"load:{path}", "tune").stdout
     if "cublasLt: none was found" not in missing:
         pytest.skip("this machine has a library of its own")

@@ -25,6 +25,7 @@ SPREAD = 128 << 20  # bytes of operands in a trial: more than the caches of a de
 SPAN = 2e-3  # seconds of a measurement
 ROUNDS = 7  # of which the median counts
 LIMIT = 6  # kernels of an op
+LIBRARY_LIMIT = 64  # of a library's, whatever is asked for
 GAIN = 0.02  # what another kernel must save: less is noise
 
 
@@ -261,7 +262,8 @@ def choices(
     """The kernel that is quickest alone for each kind of op."""
 
     def names_of(entry: Entry) -> list[str]:
-        return entry[2][:limit] + (trials.foreign(entry[0], limit) if cublaslt else [])
+        most = min(limit, LIBRARY_LIMIT)
+        return entry[2][:limit] + (trials.foreign(entry[0], most) if cublaslt else [])
 
     entries = [(*entry[:2], names_of(entry), *entry[3:]) for entry in trials.choices]
     known = [_known(entry, machine, table, again) for entry in entries]

@@ -368,8 +368,7 @@ std::vector<std::string> library_candidates(const Gpu& gpu, const LoweredOp& op,
     prefer(kMostWorkspace, kLibraryWorkspace);
     prefer(kSchemes, kSumsInFloat);
     for (const int which : kLeastAlign) prefer(which, kLibraryAlign);
-    constexpr int most = 64;
-    std::vector<Found> found(static_cast<size_t>(std::min(limit, most)));
+    std::vector<Found> found(static_cast<size_t>(limit));
     int count = 0;
     const int status = lt.MatmulAlgoGetHeuristic(
         handle, described.what, described.a, described.b, described.c, described.c, preference,

@@ -146,6 +146,9 @@ Kernels CudaTarget::read(const std::vector<const LoweredOp*>& ops, std::string_v
     for (const LoweredOp* op : ops) {
         auto kernel = read_kernel(io, *op, limits_);
         if (is_foreign(*op)) {  // which says all that its record does
+            if (!takes_foreign(*op))
+                io.fail(op->def->name, " has candidate \"", op->candidate,
+                        "\", which says no product of a library's");
             const auto made = foreign_kernel(*op);
             if (kernel->workspace_bytes != made->workspace_bytes || kernel->counter_bytes != 0 ||
                 !kernel->maps.empty())
