@@ -1,7 +1,7 @@
 // Functions of 16-bit operands and a 16-bit result in fewer steps than those of scalar.h, which are
 // made for f32: before they are rounded, results lie within 2^-18 of the exact ones, of a sum of
 // two terms within 2^-18 of the larger one. Each has the same bits on any CPU and GPU, the payload
-// of a NaN excepted.
+// of a NaN excepted; those of bfloat16 alone have them once they are rounded.
 #pragma once
 
 #include "core/abi/ieee.h"
