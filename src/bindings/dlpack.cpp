@@ -264,7 +264,7 @@ namespace {
 
 /// As describe(), of a tensor that has nothing unusual; else false.
 bool place_plain(TensorRef& ref, const DLTensor& tensor) {
-    constexpr int64_t kMost = int64_t{1} << 40;  // elements, and of a stride
+    constexpr int64_t kMost = int64_t{1} << 31;  // elements, and of a stride
     if (tensor.ndim < 0 || tensor.ndim > kMaxDims || !tensor.data) return false;
     if (tensor.ndim > 0 && (!tensor.shape || !tensor.strides)) return false;
     int found = 0;

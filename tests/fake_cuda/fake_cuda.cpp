@@ -55,7 +55,13 @@ struct Capture {
     CUgraph graph = nullptr;
 };
 auto& captures = *new std::map<CUstream, Capture>;
-CUstreamCaptureMode capture_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
+thread_local CUstreamCaptureMode capture_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
+/// Whether this thread may make no call that a capture would not see.
+bool is_strict() {
+    return capture_mode != CU_STREAM_CAPTURE_MODE_RELAXED &&
+           std::any_of(captures.begin(), captures.end(),
+                       [](const auto& one) { return !one.second.graph; });
+}
 /// The default streams are always there.
 bool lives(CUstream stream) {
     return reinterpret_cast<uintptr_t>(stream) <= 2 || streams.count(stream);
@@ -74,6 +80,7 @@ auto& orders = *new std::map<CUgraphExec, std::vector<CUgraphNode>>;  // in whic
 auto& launched = *new std::map<CUstream, std::vector<char>>;  // the block of the last launch
 auto& most_shared = *new std::map<CUfunction, unsigned>;
 const auto kContext = reinterpret_cast<CUcontext>(2);
+thread_local int current_contexts = 0;  // of this thread
 int contexts = 0, calls = 0;
 long armed_at = 0, armed_calls = 0;  // among the calls that ask for memory
 bool armed = false, armed_rest = false;
@@ -301,7 +308,10 @@ void check_hazards(const Graph& graph) {
     if (fails(__func__)) \
     return static_cast<CUresult>(number("FAKE_CUDA_CODE", CUDA_ERROR_OUT_OF_MEMORY))
 #define NEED_CONTEXT \
-    if (contexts <= 0) broken("a call without a current context")
+    if (current_contexts <= 0) broken("a call without a current context")
+/// What a driver refuses, and ends the capture for.
+#define NOT_IN_CAPTURE(what) \
+    if (is_strict()) broken(what " while a stream is captured")
 
 extern "C" {
 
@@ -404,21 +414,24 @@ CUresult cuCtxPushCurrent_v2(CUcontext context) {
     LOCK;
     if (context != kContext) broken("an unknown context is pushed");
     contexts++;
+    current_contexts++;
     return CUDA_SUCCESS;
 }
 CUresult cuCtxPopCurrent_v2(CUcontext*) {
     LOCK;
+    if (--current_contexts < 0) broken("a context popped that is not there");
     contexts--;
     return CUDA_SUCCESS;
 }
 CUresult cuCtxGetCurrent(CUcontext* context) {
     LOCK;
-    *context = contexts > 0 ? kContext : nullptr;
+    *context = current_contexts > 0 ? kContext : nullptr;
     return CUDA_SUCCESS;
 }
 CUresult cuCtxSetCurrent(CUcontext) {
     LOCK;
     contexts++;
+    current_contexts++;
     return CUDA_SUCCESS;
 }
 CUresult cuGetErrorName(CUresult error, const char** name) {
@@ -457,10 +470,7 @@ CUresult cuMemFree_v2(CUdeviceptr at) {
 CUresult cuMemAllocAsync(CUdeviceptr* to, size_t bytes, CUstream stream) {
     LOCK;
     if (!lives(stream)) broken("an allocation on a dead stream");
-    const bool strict = std::any_of(captures.begin(), captures.end(),
-                                    [](const auto& one) { return !one.second.graph; });
-    if (strict && capture_mode != CU_STREAM_CAPTURE_MODE_RELAXED)
-        broken("an allocation while a stream is captured");
+    NOT_IN_CAPTURE("an allocation");
     const CUresult result = cuMemAlloc_v2(to, bytes);
     if (result == CUDA_SUCCESS) order.allocate(static_cast<uintptr_t>(*to), bytes, stream);
     return result;
@@ -480,6 +490,7 @@ CUresult cuMemPoolGetAttribute(CUmemoryPool, CUmemPool_attribute, void* value) {
 }
 CUresult cuMemAllocHost_v2(void** to, size_t bytes) {
     MAY_FAIL;
+    NOT_IN_CAPTURE("an allocation of pinned memory");
     *to = std::malloc(bytes);
     pinned[reinterpret_cast<uintptr_t>(*to)] = bytes;
     return CUDA_SUCCESS;
@@ -528,6 +539,7 @@ CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t bytes, CUst
 }
 CUresult cuStreamCreate(CUstream* stream, unsigned flags) {
     MAY_FAIL;
+    NOT_IN_CAPTURE("a new stream");
     *stream = reinterpret_cast<CUstream>(new char);
     streams.insert(*stream);
     order.create(*stream, flags != CU_STREAM_NON_BLOCKING);
@@ -628,6 +640,7 @@ CUresult cuEventSynchronize(CUevent event) {
 CUresult cuModuleLoadData(CUmodule* module, const void* image) {
     MAY_FAIL;
     NEED_CONTEXT;
+    NOT_IN_CAPTURE("a module loaded");
     if (std::memcmp(image, "\177ELF", 4) != 0) broken("a module that is no cubin");
     *module = reinterpret_cast<CUmodule>(new char);
     modules.insert(*module);

@@ -79,9 +79,10 @@ class OtherStreams {
     virtual ~OtherStreams() = default;
     virtual void run_on(intptr_t stream, const BoundOp& op) = 0;  // enqueues one op
     virtual void mark(std::optional<intptr_t> stream) = 0;        // what it holds now
-    virtual void follow(std::optional<intptr_t> stream) = 0;  // its later work waits for the mark
-    virtual void wait_for_mark() = 0;                         // the host waits
-    virtual void wait_for(intptr_t stream) = 0;               // the host waits for all it holds
+    /// Its later work waits for the mark; so must what is marked, before it is enqueued.
+    virtual void follow(std::optional<intptr_t> stream) = 0;
+    virtual void wait_for_mark() = 0;            // the host waits
+    virtual void wait_for(intptr_t stream) = 0;  // the host waits for all it holds
     /// The number of the capture that records what `stream` gets; 0: none does.
     virtual uint64_t capture_of(intptr_t stream) = 0;
     /// Memory of zeros, there for whatever is enqueued or captured from now on.

@@ -6,6 +6,7 @@
 #include <mutex>
 #include <numeric>
 #include <optional>
+#include <utility>
 
 #include "core/base/float_mode.h"
 #include "core/base/fork.h"
@@ -320,6 +321,10 @@ LoweredOp check_call(const LoweredDef& def, const std::vector<TensorRef>& inputs
 
 namespace {
 
+/// What keeps operands alive. It is let go of where no lock is held: a framework may run a user's
+/// code then, which may make a call.
+using Owners = std::vector<std::shared_ptr<void>>;
+
 /// Memory that kernels borrow: a workspace, and counters, which each kernel leaves at zero.
 struct Scratch {
     std::shared_ptr<void> workspace, counters;
@@ -336,9 +341,9 @@ struct Desk {
     /// Of calls that a stream's capture recorded, by the capture and the stream: the graph uses it
     /// whenever it is launched, so it is kept for good.
     std::map<std::pair<uint64_t, intptr_t>, Scratch> captured;
-    std::vector<std::shared_ptr<void>> outgrown;  // of captured calls
-    std::vector<std::shared_ptr<void>> held;      // operands of calls up to the mark
-    size_t holding = 0;                           // of so many calls
+    Owners outgrown;     // scratch memory of captured calls
+    Owners held;         // operands of calls up to the mark
+    size_t holding = 0;  // of so many calls
 
     /// A checked call, keyed by everything but addresses; an equal call repeats only checks of
     /// addresses.
@@ -379,10 +384,11 @@ struct Desk {
         return known[next++ % kMost] = std::move(one);
     }
 
-    void synchronize() {
+    /// Waits; returns what was held.
+    [[nodiscard]] Owners synchronize() {
         if (OtherStreams* const others = backend->other_streams()) others->wait_for_mark();
-        held.clear();
         holding = 0;
+        return std::exchange(held, {});
     }
 
     /// Lets a kernel borrow what the calls before it have borrowed.
@@ -441,8 +447,9 @@ struct Desk {
         backend->finish_args(kernel, args, counters);
         one.placed = true;
     }
-    void run_on(intptr_t stream, Known& one, const std::vector<TensorRef>& inputs,
-                const std::vector<TensorRef>& outputs, SyncPolicy sync, OtherStreams& others);
+    [[nodiscard]] Owners run_on(intptr_t stream, Known& one, const std::vector<TensorRef>& inputs,
+                                const std::vector<TensorRef>& outputs, SyncPolicy sync,
+                                OtherStreams& others);
 };
 
 struct Desks {
@@ -502,8 +509,9 @@ Desk::Known chosen(Backend& backend, LoweredOp op, const std::vector<TensorRef>&
 
 /// A call on its caller's stream. Later calls, or the host, wait for one that borrows memory, that
 /// holds operands or that has an event: it comes behind all such calls before it, and is marked.
-void Desk::run_on(intptr_t stream, Known& one, const std::vector<TensorRef>& inputs,
-                  const std::vector<TensorRef>& outputs, SyncPolicy sync, OtherStreams& others) {
+/// Returns what need no longer be held.
+Owners Desk::run_on(intptr_t stream, Known& one, const std::vector<TensorRef>& inputs,
+                    const std::vector<TensorRef>& outputs, SyncPolicy sync, OtherStreams& others) {
     constexpr size_t kMostHolding = 64;
     const Kernel& kernel = *one.bound.kernel;
     const bool borrows = kernel.workspace_bytes || kernel.counter_bytes;
@@ -514,7 +522,8 @@ void Desk::run_on(intptr_t stream, Known& one, const std::vector<TensorRef>& inp
                   "\"; need sync=\"none\", as nothing runs that could be waited for");
         place(one, inputs, outputs,
               borrows ? lend_captured(kernel, others, capture, stream) : scratch);
-        return others.run_on(stream, one.bound);
+        others.run_on(stream, one.bound);
+        return {};
     }
     // A framework that works on this stream gives memory back in its order.
     const auto kept = [&](const TensorRef& tensor) {
@@ -537,7 +546,8 @@ void Desk::run_on(intptr_t stream, Known& one, const std::vector<TensorRef>& inp
     if (waited_for) others.mark(stream);
     holding += held.size() > before;
     if (sync == SyncPolicy::full) others.wait_for(stream);
-    if (holding >= kMostHolding || (sync == SyncPolicy::full && holding)) synchronize();
+    const bool free = holding >= kMostHolding || (sync == SyncPolicy::full && holding);
+    return free ? synchronize() : Owners();
 }
 
 }  // namespace
@@ -554,6 +564,7 @@ void op_call(const LoweredDef& def, const std::vector<TensorRef>& inputs,
         held = desk(outputs[0].device);
     }
     Desk& at = *held;
+    Owners done;
     const std::lock_guard guard(at.lock);
     Desk::Known* known = at.find(def, inputs, outputs, attrs);
     if (known) {
@@ -567,7 +578,8 @@ void op_call(const LoweredDef& def, const std::vector<TensorRef>& inputs,
     if (OtherStreams* const others = at.backend->other_streams()) {
         constexpr intptr_t legacy = 1;
         const intptr_t on = stream.value_or(0);
-        return at.run_on(on ? on : legacy, *known, inputs, outputs, sync, *others);
+        done = at.run_on(on ? on : legacy, *known, inputs, outputs, sync, *others);
+        return;
     }
     at.place(*known, inputs, outputs, at.lend(*known->bound.kernel, nullptr));
     at.backend->run(known->bound);
@@ -575,8 +587,9 @@ void op_call(const LoweredDef& def, const std::vector<TensorRef>& inputs,
 
 void eager_synchronize(Device device) {
     const auto held = desk(device);
+    Owners done;
     const std::lock_guard guard(held->lock);
-    held->synchronize();
+    done = held->synchronize();
 }
 
 void eager_close() {
@@ -586,8 +599,12 @@ void eager_close() {
         closing.swap(desks().open);
     }
     for (auto& [device, held] : closing) {
+        Owners done;
         const std::lock_guard guard(held->lock);
-        held->synchronize();
+        done = held->synchronize();
+        if (held->captured.empty()) continue;
+        new auto(std::move(held->captured));  // for good, as its graphs may be launched yet
+        new auto(std::move(held->outgrown));
     }
 }
 

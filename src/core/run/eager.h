@@ -22,7 +22,8 @@ LoweredOp check_call(const LoweredDef& def, const std::vector<TensorRef>& inputs
 
 /// Runs one op on tensors of one device; of a GPU on `stream`, where the tensors are ready, none:
 /// the legacy default one. The owners of tensors are let go as the call returns, but for those that
-/// do not say that their framework works on that stream: these are kept until the call is done.
+/// do not say that their framework works on that stream: these are kept until a later call, or
+/// eager_synchronize(), has waited for this one.
 void op_call(const LoweredDef& def, const std::vector<TensorRef>& inputs,
              const std::vector<TensorRef>& outputs, const Attrs& attrs, SyncPolicy sync,
              std::optional<intptr_t> stream);

@@ -75,6 +75,7 @@ class CudaBackend : public Backend, OtherStreams {
   public:
     explicit CudaBackend(Device device)
         : gpu_(gpu(device.index)), target_({gpu_.processors, gpu_.compute_major}, gpu_.arch()) {
+        const CaptureAside aside;
         stream_ = std::make_shared<Stream>(gpu_);
     }
 

@@ -219,4 +219,10 @@ Scope::~Scope() {
     if (pushed_) driver_.cuCtxPopCurrent(&popped);
 }
 
+CaptureAside::CaptureAside() : driver_(driver()) {
+    AICF_CU(driver_, cuThreadExchangeStreamCaptureMode, &mode_);
+}
+
+CaptureAside::~CaptureAside() { driver_.cuThreadExchangeStreamCaptureMode(&mode_); }
+
 }  // namespace aicf::cuda

@@ -132,4 +132,18 @@ class Scope {
     bool pushed_ = false;
 };
 
+/// Lets this thread load code, allocate and wait while a stream of somebody's is captured: what a
+/// driver else refuses, and ends the capture for.
+class CaptureAside {
+  public:
+    CaptureAside();
+    ~CaptureAside();
+    CaptureAside(const CaptureAside&) = delete;
+    CaptureAside& operator=(const CaptureAside&) = delete;
+
+  private:
+    const Driver& driver_;
+    CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
+};
+
 }  // namespace aicf::cuda

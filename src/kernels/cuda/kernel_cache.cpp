@@ -277,6 +277,7 @@ std::vector<std::shared_ptr<const LoadedKernel>> KernelCache::load(const Codes& 
 
 CUfunction KernelCache::load(const KernelCode& code) {
     const Driver& cu = driver();
+    const CaptureAside aside;
     CUmodule module = nullptr;  // stays loaded: its kernel may be asked for again
     AICF_CU(cu, cuModuleLoadData, &module, code.cubin->data());
     try {

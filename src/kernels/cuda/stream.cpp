@@ -26,19 +26,6 @@ void copy_on_host(char* to, const char* from, uint64_t bytes) {
     });
 }
 
-/// Lets this thread wait and allocate on a stream that is not captured while another one is.
-class CaptureAside {
-  public:
-    CaptureAside() { AICF_CU(driver(), cuThreadExchangeStreamCaptureMode, &mode_); }
-    ~CaptureAside() { driver_.cuThreadExchangeStreamCaptureMode(&mode_); }
-    CaptureAside(const CaptureAside&) = delete;
-    CaptureAside& operator=(const CaptureAside&) = delete;
-
-  private:
-    const Driver& driver_ = driver();
-    CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
-};
-
 CUdeviceptr address(const void* pointer) { return reinterpret_cast<CUdeviceptr>(pointer); }
 
 }  // namespace
@@ -200,7 +187,6 @@ void Stream::mark(std::optional<intptr_t> other) {
     const Driver& cu = driver();
     const Scope scope(gpu_);
     const CUstream at = handle_of(other);
-    if (!mark_) AICF_CU(cu, cuEventCreate, &mark_, CU_EVENT_DISABLE_TIMING);
     if (!lasts(at)) AICF_CU(cu, cuEventRecord, mark_, at);
     late_ = lasts(at) ? at : nullptr;
     marked_ = true;
@@ -208,6 +194,10 @@ void Stream::mark(std::optional<intptr_t> other) {
 
 void Stream::follow(std::optional<intptr_t> other) {
     const CUstream then = handle_of(other);
+    if (!mark_) {
+        const Scope scope(gpu_);
+        AICF_CU(driver(), cuEventCreate, &mark_, CU_EVENT_DISABLE_TIMING);
+    }
     if (!marked_ || (late_ && lasts(then))) return;  // ours and the legacy one are ordered
     const Driver& cu = driver();
     const Scope scope(gpu_);

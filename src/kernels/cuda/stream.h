@@ -50,7 +50,8 @@ class Stream : public std::enable_shared_from_this<Stream> {
     /// What a stream holds now, behind what was marked before; none: ours. It is recorded at once,
     /// as `other` may be destroyed, but for those that last.
     void mark(std::optional<intptr_t> other);
-    void follow(std::optional<intptr_t> other);  // what it gets from here on waits for the mark
+    /// What it gets from here on waits for the mark, which is ready to be made then.
+    void follow(std::optional<intptr_t> other);
     void wait_for_mark();
     void wait_for(intptr_t other);
     uint64_t capture_of(intptr_t other);  // 0: what `other` gets is not captured
