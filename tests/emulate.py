@@ -65,8 +65,8 @@ def build_library(path, *sources):
 
 
 def build_driver(folder):
-    build_library(Path(folder) / "libcuda.so.1", "fake_cuda/fake_cuda.cpp", "emulator/emulator.cpp",
-                  "emulator/races.cpp")  # fmt: skip
+    build_library(Path(folder) / "libcuda.so.1", "fake_cuda/fake_cuda.cpp", "fake_cuda/graphs.cpp",
+                  "emulator/emulator.cpp", "emulator/races.cpp")  # fmt: skip
 
 
 def build(folder):
