@@ -545,7 +545,6 @@ Owners Desk::run_on(intptr_t stream, Known& one, const std::vector<TensorRef>& i
     others.run_on(stream, one.bound);
     if (waited_for) others.mark(stream);
     holding += held.size() > before;
-    if (sync == SyncPolicy::full) others.wait_for(stream);
     const bool free = holding >= kMostHolding || (sync == SyncPolicy::full && holding);
     return free ? synchronize() : Owners();
 }
@@ -564,25 +563,28 @@ void op_call(const LoweredDef& def, const std::vector<TensorRef>& inputs,
         held = desk(outputs[0].device);
     }
     Desk& at = *held;
+    OtherStreams* const others = at.backend->other_streams();
+    constexpr intptr_t legacy = 1;
+    const intptr_t on = stream.value_or(0) ? *stream : legacy;
     Owners done;
-    const std::lock_guard guard(at.lock);
-    Desk::Known* known = at.find(def, inputs, outputs, attrs);
-    if (known) {
-        const Call call{def, inputs, outputs};
-        call.check_devices();
-        call.check_memory();
-    } else {
-        if (!fresh) fresh = check_call(def, inputs, outputs, attrs);
-        known = &at.keep(chosen(*at.backend, std::move(*fresh), inputs, outputs, attrs));
+    {
+        const std::lock_guard guard(at.lock);
+        Desk::Known* known = at.find(def, inputs, outputs, attrs);
+        if (known) {
+            const Call call{def, inputs, outputs};
+            call.check_devices();
+            call.check_memory();
+        } else {
+            if (!fresh) fresh = check_call(def, inputs, outputs, attrs);
+            known = &at.keep(chosen(*at.backend, std::move(*fresh), inputs, outputs, attrs));
+        }
+        if (!others) {
+            at.place(*known, inputs, outputs, at.lend(*known->bound.kernel, nullptr));
+            return at.backend->run(known->bound);
+        }
+        done = at.run_on(on, *known, inputs, outputs, sync, *others);
     }
-    if (OtherStreams* const others = at.backend->other_streams()) {
-        constexpr intptr_t legacy = 1;
-        const intptr_t on = stream.value_or(0);
-        done = at.run_on(on ? on : legacy, *known, inputs, outputs, sync, *others);
-        return;
-    }
-    at.place(*known, inputs, outputs, at.lend(*known->bound.kernel, nullptr));
-    at.backend->run(known->bound);
+    if (sync == SyncPolicy::full) others->wait_for(on);  // others may call meanwhile
 }
 
 void eager_synchronize(Device device) {
