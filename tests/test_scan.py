@@ -315,6 +315,34 @@ def test_trains_and_binds():
     assert (own != before).any() and (step.params["w"].numpy() == own).all()
 
 
+def test_arrays(device):
+    """NumPy arrays are constants, float64 in the dtype of the Values beside them."""
+    g = aicf.Graph()
+    x = g.input("x", (5, 3))
+    total, kept = aicf.scan(lambda c, r: (c + r[0] * r[1], c), np.zeros(3), (x, np.arange(5.0)))
+    g.output("total", total)
+    g.output("kept", kept)
+    g.output("same", aicf.scan(lambda c, r: (c, np.ones(2)), np.float32(3), x)[1])
+    g.output("chosen", aicf.cond(aicf.sum(x) > 0.0, lambda: np.zeros(3), lambda: x[0]))
+    double = aicf.while_loop(lambda c: aicf.max(c) < 9.0, lambda c: c * 2.0 + x[0] * 0.0,
+                             aicf.zeros_like(x[0]) + np.ones(3), 9)  # fmt: skip
+    g.output("double", double)
+    data = np.arange(15, dtype=np.float32).reshape(5, 3)
+    out = outputs_of(g.compile(device=device)(x=data))
+    sums = np.cumsum(data * np.arange(5, dtype=np.float32)[:, None], 0)
+    np.testing.assert_array_equal(out["total"], sums[-1])
+    np.testing.assert_array_equal(out["kept"], np.concatenate([np.zeros((1, 3)), sums[:-1]]))
+    np.testing.assert_array_equal(out["same"], np.ones((5, 2)))
+    np.testing.assert_array_equal(out["chosen"], np.zeros(3))
+    np.testing.assert_array_equal(out["double"], np.full(3, 16.0))
+
+    @aicf.function(device=device)
+    def powers(x):
+        return aicf.scan(lambda c, _: (c * x, c), np.ones(3, np.float32), length=4)[1]
+
+    np.testing.assert_array_equal(powers(data[1]), data[1] ** np.arange(4)[:, None])
+
+
 KEPT = []
 
 

@@ -253,7 +253,8 @@ def test_rows_of_a_jacobian(device):
     ("call", "error", "text"),
     [
         (lambda x, y: aicf.vmap(3), aicf.GraphError, "need a function"),
-        (lambda x, y: aicf.vmap(aicf.add)(x, np.ones(4)), aicf.GraphError, "vmap: got array"),
+        (lambda x, y: aicf.vmap(aicf.add)(x, "y"), aicf.GraphError, "vmap: got 'y'; need Values"),
+        (lambda x, y: aicf.vmap(aicf.neg)(np.ones(4)), aicf.GraphError, "vmap: got no Value; need"),
         (lambda x, y: aicf.vmap(aicf.add, [0])(x, x), aicf.GraphError, "need an axis for each"),
         (lambda x, y: aicf.vmap(aicf.add)(x, y), aicf.ShapeError, "need one size >= 1"),
         (lambda x, y: aicf.vmap(aicf.neg, None)(x), aicf.ShapeError, "need one size >= 1"),
@@ -273,6 +274,27 @@ def test_misuse(call, error, text):
     x, y = g.input("x", (4, 3)), g.input("y", (5, 3))
     with pytest.raises(error, match=text):
         call(x, y)
+
+
+def test_arrays(device):
+    """NumPy arrays are constants, float64 in the dtype of the Values beside them."""
+    g = aicf.Graph()
+    x = g.input("x", (4, 3))
+    g.output("rows", aicf.vmap(lambda r, n: r * n)(x, np.arange(4.0)))
+    g.output("shared", aicf.vmap(lambda r, n: r * n)(x, np.float32(2)))
+    g.output("columns", aicf.vmap(lambda d, r: aicf.sum(r * d, 1), (0, None))(np.eye(3), x))
+    data = np.arange(12, dtype=np.float32).reshape(4, 3)
+    out = outputs_of(g.compile(device=device)(x=data))
+    np.testing.assert_array_equal(out["rows"], data * np.arange(4, dtype=np.float32)[:, None])
+    np.testing.assert_array_equal(out["shared"], data * 2)
+    np.testing.assert_array_equal(out["columns"], data.T)
+
+    @aicf.function(device=device)
+    def hessian(x):
+        slope = aicf.grad(aicf.sum(x * x * x), x)
+        return aicf.vmap(lambda d: aicf.grad(aicf.sum(slope * d), x))(np.eye(3, dtype=np.float32))
+
+    np.testing.assert_array_equal(hessian(data[1]), 6 * np.diag(data[1]))
 
 
 @aicf.custom_gradient

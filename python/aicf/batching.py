@@ -16,7 +16,17 @@ from . import _core
 from ._core import GraphError, ShapeError
 from .arguments import user_line
 from .graph import Graph, Value, is_float
-from .loops import _flatten, _rebuild, _shown, _Tree, cut, cut_reading
+from .loops import (
+    _all_or_nothing,
+    _flatten,
+    _graph_of,
+    _rebuild,
+    _shown,
+    _Tree,
+    _values,
+    cut,
+    cut_reading,
+)
 from .movement import broadcast_to, permute, reshape
 from .ops import (
     cast,
@@ -50,8 +60,8 @@ def vmap(
     made once. Gradients may be taken inside, each example's own, and of the result.
 
     Args:
-        fn: takes Values, and tuples, lists and dicts of them, and returns such. Numbers, and what
-            else is no Value, are shared.
+        fn: takes Values, and tuples, lists and dicts of them, and returns such. NumPy arrays become
+            Values; numbers, and what has the axis None, are shared.
         in_axes: the axis of each argument along which the examples lie, None for what they share;
             one for all, or a sequence. That of a tuple, list or dict is that of all its Values.
         out_axes: where the batch's axis goes in the results; one for all, or one for each of those
@@ -79,13 +89,12 @@ def vmap(
         sizes = {_size(v, a) for v, a in zip(leaves, along, strict=True) if a is not None}
         if len(sizes) != 1 or 0 in sizes:
             raise ShapeError(f"vmap: batches of {sorted(sizes)} examples; need one size >= 1")
-        g = next(v for v, a in zip(leaves, along, strict=True) if a is not None).graph
-        mark = g._mark()
-        try:
+        g = _graph_of(leaves, "vmap")
+        with _all_or_nothing(g):
+            arrays = [leaf for leaf in leaves if isinstance(leaf, np.ndarray)]
+            made = iter(_values(g, arrays, "vmap", beside=leaves))
+            leaves = [next(made) if isinstance(leaf, np.ndarray) else leaf for leaf in leaves]
             return _batched(g, fn, (leaves, trees, along), sizes.pop(), put)
-        except BaseException:
-            g._rollback(mark)
-            raise
 
     return call
 
@@ -105,7 +114,7 @@ def _axes_of(name: str, axes: Any, shared: bool) -> Any:
 
 
 def _leaves(values: Sequence[Any], axes: Sequence[int | None]) -> Any:
-    """The Values and numbers in the arguments, how each argument holds them, and their axes."""
+    """The Values, numbers and arrays in the arguments, how each argument holds them, their axes."""
     leaves: list[Any] = []
     trees, along = [], []
     for value, axis in zip(values, axes, strict=True):
@@ -115,7 +124,8 @@ def _leaves(values: Sequence[Any], axes: Sequence[int | None]) -> Any:
         own, tree = _flatten(value, "vmap")
         trees.append(tree)
         leaves += own
-        along += [axis if isinstance(leaf, Value) else None for leaf in own]
+        shared = [not isinstance(leaf, Value) and np.ndim(leaf) == 0 for leaf in own]
+        along += [None if number else axis for number in shared]
     return leaves, trees, along
 
 
@@ -124,7 +134,7 @@ def _named(node: dict[str, Any]) -> str:
     return f"custom_op {own}" if own else str(node["op"])
 
 
-def _size(value: Value, axis: int) -> int:
+def _size(value: Any, axis: int) -> int:
     if not -value.ndim <= axis < value.ndim:
         raise ShapeError(f"vmap: axis {axis} of {value!r}; need one of its axes")
     return value.shape[axis]

@@ -12,8 +12,9 @@ import numpy as np
 from ._core import DTypeError, GraphError, ShapeError
 from .arguments import checked
 from .graph import Draws, Graph, Value, is_float
+from .module import _here
 from .movement import concat, detach, reshape
-from .operands import _number
+from .operands import _constant
 from .ops import logical_and, where
 
 __all__ = ["cond", "scan", "while_loop"]
@@ -35,10 +36,12 @@ _NONE = _Tree("None", (), (), None)
 
 
 def _flatten(tree: Any, where_: str) -> tuple[list[Any], _Tree]:
-    """The Values and numbers of tuples, lists and dicts, and how they stood."""
+    """The Values, numbers and NumPy arrays of tuples, lists and dicts, and how they stood."""
     if tree is None:
         return [], _NONE
-    if isinstance(tree, Value) or (isinstance(tree, (bool, int, float))):
+    if isinstance(tree, np.generic) and not isinstance(tree, float):
+        tree = np.asarray(tree)
+    if isinstance(tree, (Value, bool, int, float, np.ndarray)):
         return [tree], _Tree("Value", (), (), None)
     make: Any = None
     if isinstance(tree, dict):
@@ -50,7 +53,10 @@ def _flatten(tree: Any, where_: str) -> tuple[list[Any], _Tree]:
         kind = type(tree).__name__
         make = getattr(tree, "_make", type(tree))
     else:
-        raise GraphError(f"{where_}: got {tree!r}; need Values in tuples, lists or dicts")
+        raise GraphError(
+            f"{where_}: got {tree!r}; need Values, numbers or NumPy arrays, in tuples, lists or "
+            "dicts"
+        )
     leaves: list[Any] = []
     parts = []
     for child in children:
@@ -89,17 +95,17 @@ def _shown(tree: _Tree) -> str:
 def _values(
     g: Graph, leaves: list[Any], where_: str, like: Sequence[Value] = (), beside: Sequence[Any] = ()
 ) -> list[Value]:
-    """Numbers as constants of the dtype of what they stand for, or else of the first float Value of
-    these and of those `beside` them."""
+    """Numbers and NumPy's float64 as constants of the dtype of what they stand for, or else of the
+    first float Value of these and of those `beside` them."""
     made = []
     floats = [x.dtype for x in (*leaves, *beside) if isinstance(x, Value) and is_float(x)]
     for i, leaf in enumerate(leaves):
         if isinstance(leaf, Value):
             g._id(leaf, where_)
         elif i < len(like):
-            leaf = _number(where_, g, leaf, like[i].dtype)
+            leaf = _constant(where_, g, leaf, like[i].dtype)
         else:
-            leaf = _number(
+            leaf = _constant(
                 where_, g, leaf, "bool" if isinstance(leaf, bool) else (floats or [_F])[0]
             )
         made.append(leaf)
@@ -179,10 +185,15 @@ def _counters(g: Graph, body: _Body) -> tuple[Value, ...]:
 
 
 def _graph_of(leaves: Sequence[Any], where_: str) -> Graph:
+    """That of the Values; without one, that of the function which is traced."""
     for leaf in leaves:
         if isinstance(leaf, Value):
             return leaf.graph
-    raise GraphError(f"{where_}: got no Value; need one at least, in init, xs or the operands")
+    if frames := getattr(_here, "frames", None):
+        return frames[-1].graph
+    raise GraphError(
+        f"{where_}: got no Value; need one at least among the arguments, as g.constant(array) is"
+    )
 
 
 @contextlib.contextmanager
@@ -221,7 +232,8 @@ def scan(
         f: takes a carry and a row and returns the next carry, of the same shapes and dtypes, and
             what to keep of the turn, or None.
         init: the first carry: a Value, or tuples, lists and dicts of Values. A number is of the
-            dtype of the first float Value beside it, or of those of xs.
+            dtype of the first float Value beside it, or of those of xs, and so is a NumPy array of
+            float64.
         xs: rows along axis 0, all of one length; None where f needs none.
         length: turns; needed where xs is None.
         reverse: from the last row to the first; ys have the rows of their xs.
@@ -440,7 +452,7 @@ def cond(
         )
     for i, (a, b) in enumerate(zip(yes, no, strict=True)):
         if not isinstance(given[i], Value) and a.dtype != b.dtype:
-            yes[i] = a = _number("cond", g, given[i], b.dtype)
+            yes[i] = a = _constant("cond", g, given[i], b.dtype)
         if a.shape != b.shape:
             raise ShapeError(f"cond: the branches return {a!r} and {b!r}; need equal shapes")
         if a.dtype != b.dtype:
