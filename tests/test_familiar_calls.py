@@ -184,8 +184,13 @@ def test_float64_arguments_beside_float32_are_told_the_cast():
     with pytest.raises(aicf.DTypeError, match=match) as caught:
         aicf.function(lambda x: layer(x))(wide)
     assert "need equal dtypes" in str(caught.value)
+    assert "is float32" not in str(caught.value)
     cast = aicf.function(lambda x: layer(x), dtypes={"float64": "float32"})
     assert cast(wide).shape == (2, 3)
+    scaled = aicf.function(lambda x, by: x * by)
+    with pytest.raises(aicf.DTypeError, match=r"a float \(by\) is float32, np.float64\(...\) is n"):
+        scaled(wide, 2.5)
+    np.testing.assert_array_equal(scaled(wide, np.float64(2.5)), 2.5 * wide)
     with pytest.raises(aicf.DTypeError) as caught:
         aicf.function(lambda x: layer(aicf.cast(x, "float64")))(numbers(2, 3))
     assert "arguments" not in str(caught.value)

@@ -350,6 +350,18 @@ def test_a_function_that_is_traced_too_often_says_why():
         train(*batch(6))
 
 
+def test_a_call_that_is_refused_counts_as_no_trace():
+    train = trainer(network(), retraces=3)
+    train(*batch(2)), train(*batch(3))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(2):
+            with pytest.raises(aicf.DTypeError):
+                train(*(array.astype(np.float64) for array in batch(2)))
+    with pytest.warns(RuntimeWarning, match="traced 3 times"):
+        train(*batch(4))
+
+
 def test_values_that_leak_are_refused():
     kept = []
 

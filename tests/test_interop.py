@@ -104,6 +104,15 @@ def test_bind_refuses_layouts(layout):
     assert_bits(result(step, x=x), before)
 
 
+def test_bind_says_which_names_there_are():
+    g = aicf.Graph()
+    g.output("scores", g.input("x", (3,)) * 2.0)
+    step = g.compile(device="cpu")
+    said = r'bind: there is no "score" \(is it "scores"\?\); it has input x, output scores'
+    with pytest.raises(aicf.GraphError, match=said):
+        step.bind(score=np.zeros(3, np.float32))
+
+
 @pytest.mark.parametrize("dtype", NUMPY_DTYPES)
 def test_bind_numpy_is_a_view(dtype):
     step = identity((3, 4), dtype)

@@ -223,6 +223,18 @@ def test_frozen_parameters_stay():
     np.testing.assert_equal(step.state["body.0.weight"].numpy(), again.params["body.0.weight"])
 
 
+def test_groups_of_frozen_parameters_are_no_misspelling():
+    model = Net()
+    optimizers = {"body.*": aicf.optim.Adam(lr=0.1), "*": aicf.optim.SGD(lr=0.1)}
+    model.body.requires_grad_(False)
+    step = train_step(model, optimizer=optimizers)
+    assert "opt.1.lr" in step.state and "opt.0.lr" not in step.state
+    model.requires_grad_(True)
+    assert "opt.0.lr" in train_step(model, optimizer=optimizers).state
+    with pytest.raises(aicf.GraphError, match=r"'bdy\.\*' matches none"):
+        train_step(model, optimizer={"bdy.*": None, "*": aicf.optim.SGD(lr=0.1)})
+
+
 def test_shared_parameters_are_one_value():
     model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
     model[1].weight = model[0].weight

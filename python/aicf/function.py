@@ -468,7 +468,6 @@ class Function(Kept):
     def _traced(
         self, key: Any, names: Sequence[str], inputs: Sequence[Leaf], padding: Padding | None
     ) -> _Entry:
-        self._warn(key)
         start = time.perf_counter()
         graph = Graph(self._name)
         values = [graph.input(name, *leaf) for name, leaf in zip(names, inputs, strict=True)]
@@ -497,6 +496,7 @@ class Function(Kept):
         state._adopt(step, graph)
         graph._closed = self._name
         seconds = time.perf_counter() - start
+        self._warn(key)
         entry = _Entry(
             key, all_names, len(names), step, results, crops, list(graph._ran),
             reads.attributes(), seconds,
@@ -559,10 +559,13 @@ def _hint(spec: Branch, said: str) -> str:
     given = dict(zip(spec.keys, spec.children, strict=True))
     wide = [name for name, one in given.items() if isinstance(one, Leaf) and one.dtype == "float64"]
     if wide and "f64" in said and "f32" in said:
-        return (
+        hint = (
             f"float64 comes of the arguments ({', '.join(wide)}), which "
             'dtypes={"float64": "float32"} of the function casts'
         )
+        if numbers := [name for name, one in given.items() if one == Leaf((), "float32")]:
+            hint += f"; a float ({', '.join(numbers)}) is float32, np.float64(...) is not"
+        return hint
     lists = [name for name, one in given.items() if isinstance(one, Branch) and one.type is list]
     if lists and re.search(r"\(list\)|'list' object|'list'$|multiply sequence", said):
         return (

@@ -11,7 +11,7 @@ from .arguments import is_it
 from .graph import Graph, Value, _optimizer
 from .module import Module
 from .optim import LossScale, _norm_dtype, _norm_scale, _Scaled, _seed, _unscaled
-from .parameters import Held
+from .parameters import Held, Parameter
 from .serialize import listed
 
 
@@ -111,8 +111,10 @@ def grouped(
             _optimizer(optimizer, where)
     chosen = {value.name: value for value in params}
     members: dict[str, list[Value]] = {pattern: [] for pattern in groups}
+    # A group whose params are all frozen for now is no misspelling.
+    frozen = [name for one, name in graph._held.items() if isinstance(one, Parameter)]
     for pattern in groups:
-        _matching(pattern, graph.params)
+        _matching(pattern, dict.fromkeys([*graph.params, *frozen]))
     for value_name, value in chosen.items():
         matching = [pattern for pattern in groups if fnmatchcase(value_name, pattern)]
         if not matching:

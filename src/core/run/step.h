@@ -99,6 +99,8 @@ class Step {
     /// The cell of a param or state.
     const void* storage(ValueId id) const { return cells_.at(id).get(); }
     const Value& leaf(std::string_view name) const;  // input, param or state; GraphError otherwise
+    [[noreturn]] void refuse_name(std::string_view where, std::string_view name,
+                                  bool outputs) const;  // says which names there are
     const Lowered::Output& output(std::string_view name) const;
     /// Copies tensors of equal shape and dtype into inputs, params or states; all or none.
     void write(const Inputs& values);

@@ -20,17 +20,24 @@ std::vector<const Value*> Step::needed_inputs() const {
     return all;
 }
 
-const Value& Step::leaf(std::string_view name) const {
-    if (const Value* found = find_leaf(name)) return *found;
+void Step::refuse_name(std::string_view where, std::string_view name, bool outputs) const {
     std::string known;
     std::vector<std::string> names;
-    for (const Value& other : plan_.values) {
-        if (!is_leaf(other)) continue;
-        known += cat(known.empty() ? "" : ", ", role_name(other.role), " ", other.name);
-        names.push_back(other.name);
-    }
-    raise(ErrorKind::graph, "step: there is no \"", name, "\"", is_it(name, names), "; it has ",
+    const auto add = [&](std::string_view role, const std::string& other) {
+        known += cat(known.empty() ? "" : ", ", role, " ", other);
+        names.push_back(other);
+    };
+    for (const Value& other : plan_.values)
+        if (is_leaf(other)) add(role_name(other.role), other.name);
+    if (outputs)
+        for (const Lowered::Output& output : plan_.outputs) add("output", output.name);
+    raise(ErrorKind::graph, where, ": there is no \"", name, "\"", is_it(name, names), "; it has ",
           known.empty() ? "none" : known);
+}
+
+const Value& Step::leaf(std::string_view name) const {
+    if (const Value* found = find_leaf(name)) return *found;
+    refuse_name("step", name, false);
 }
 
 const Lowered::Output& Step::output(std::string_view name) const {
@@ -58,7 +65,8 @@ ValueId Step::bindable(std::string_view name) const {
                   " steps in a ring; need an output with keep=1");
         return plan_.places[output.value].storage;
     }
-    return leaf(name).id;
+    if (const Value* found = find_leaf(name)) return found->id;
+    refuse_name("bind", name, true);
 }
 
 void Step::check_fits(const Value& value, const TensorRef& tensor, const char* verb) const {
