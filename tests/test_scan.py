@@ -194,7 +194,7 @@ def test_dumps(tmp_path):
         '      graph "body": 5 values, 2 nodes',
         '        %0 input f32[2] "in0"',
         '        %1 input f32[2] "in1"',
-        '        %2 constant f32[] "const"',
+        '        %2 constant f32[] "const" = 0.5',
         "        %3 f32[2] = Mul(%0, %2)",
         "        %4 f32[2] = Add(%3, %1)",
         '        output "out0" = %4',

@@ -187,15 +187,19 @@ def _script(path: str, rest: list[str]) -> int:
 # ---- graphs
 
 
-def _dump_passes(stages: list[_core.Stage], math: str) -> None:
+def _dump_passes(stages: list[_core.Stage], whole: bool) -> None:
+    """What each pass made; with the graph that they begin with if `whole`."""
     before = stages[0]
-    if math == "mixed":  # the graph that the passes begin with
+    if whole:
         print(before.text)
     print(
         f"--- before: {before.ops} ops, {before.bytes_moved} bytes moved, "
         f"peak {before.peak_bytes} bytes"
     )
     for last, stage in pairwise(stages):
+        if stage.text == last.text:
+            print(f"--- after {stage.name}: unchanged")
+            continue
         print(
             f"--- after {stage.name} ({'keeps' if stage.keeps_bits else 'changes'} bits): "
             f"ops {last.ops} -> {stage.ops}, bytes moved {last.bytes_moved} -> "
@@ -221,7 +225,7 @@ def _dump(args: argparse.Namespace) -> int:
         elif stage == "passes":
             device = resolve_device(args.device)
             found = graph._core.stages(_core.pass_names(), device, args.math)
-            _dump_passes(found, args.math)
+            _dump_passes(found, args.stage == "passes" or args.math == "mixed")
         elif stage == "lowered":
             print(graph._core.lower_text(args.math))
         elif stage == "plan":

@@ -1,4 +1,6 @@
 // Dumps: text for people, JSON for programs, DOT for pictures. Ids are the same in all of them.
+#include <cstring>
+
 #include "core/graph/op.h"
 #include "core/graph/text.h"
 
@@ -20,6 +22,38 @@ std::string hex(const std::vector<char>& bytes) {
         text += kHex[c & 15];
     }
     return text;
+}
+
+/// What a constant of one number is, and what a state of one begins as; of others nothing.
+std::string content_text(const Value& value) {
+    const Init& init = value.init;
+    if (value.type.shape.rank() != 0) return "";
+    if (init.kind == Init::constant) return " begins as " + number_text(init.a);
+    if (value.role != Role::constant || init.kind != Init::data || !init.bytes ||
+        std::ssize(*init.bytes) != byte_count(value.type))
+        return "";
+    const auto as = [&](auto element) {
+        std::memcpy(&element, init.bytes->data(), sizeof element);
+        return element;
+    };
+    switch (value.type.dtype) {
+        case DType::f64:
+            return " = " + number_text(as(double()));
+        case DType::f32:
+            return " = " + float_text(as(float()));
+        case DType::f16:
+            return " = " + float_text(half_to_float(as(uint16_t())));
+        case DType::bf16:
+            return " = " + float_text(bfloat_to_float(as(uint16_t())));
+        case DType::i64:
+            return cat(" = ", as(int64_t()));
+        case DType::i32:
+            return cat(" = ", as(int32_t()));
+        case DType::boolean:
+            return as(uint8_t()) ? " = true" : " = false";
+        default:
+            return "";
+    }
 }
 
 std::string value_json(const Value& value) {
@@ -89,7 +123,7 @@ std::string to_text(const Graph& graph) {
     for (const Value& value : graph.values)
         if (value.role != Role::temp)
             text += cat("  %", value.id, " ", role_name(value.role), " ", to_string(value.type),
-                        " ", quoted(value.name), "\n");
+                        " ", quoted(value.name), content_text(value), "\n");
     for (const Node& node : graph.nodes) {
         text += cat("  ", joined(node.outputs, [&](ValueId id) { return graph.describe(id); }),
                     " = ", node.op_name, "(", ids(node.inputs), ")");

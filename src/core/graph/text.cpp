@@ -7,7 +7,9 @@
 
 namespace aicf {
 
-std::string number_text(double number) {
+namespace {
+
+std::string shortest(auto number) {
     if (std::isnan(number)) return "\"NaN\"";  // as text: JSON has no such numbers
     if (std::isinf(number)) return number > 0 ? "\"Infinity\"" : "\"-Infinity\"";
     const FloatMode mode;  // to_chars would write a subnormal as 0
@@ -17,6 +19,11 @@ std::string number_text(double number) {
     if (text.find_first_of(".e") == std::string::npos) text += ".0";
     return text;
 }
+
+}  // namespace
+
+std::string number_text(double number) { return shortest(number); }
+std::string float_text(float number) { return shortest(number); }
 
 std::string quoted(const std::string& text) {
     std::string result = "\"";

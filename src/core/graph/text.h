@@ -9,6 +9,7 @@ namespace aicf {
 
 /// The shortest text that reads back equal; what JSON cannot express is quoted.
 std::string number_text(double number);
+std::string float_text(float number);
 std::string quoted(const std::string& text);
 std::string attr_text(const Attr& attr);
 
