@@ -91,6 +91,23 @@ def test_buckets_that_are_wrong():
         aicf.function(lambda x: rows.crop(x, axis=3), buckets={"x": rows}, **CPU)(x)
 
 
+def test_an_axis_that_the_bucket_has_not_padded_is_refused():
+    """Its rows of zeros would count as given."""
+    rows, length = aicf.Bucket(8, 16), aicf.Bucket(4, 8, 16, name="length")
+    x = np.ones((5, 7), np.float32)
+
+    def run(fn):
+        return aicf.function(fn, buckets={"x": (rows, length)}, **CPU)(x)
+
+    for use in (rows.sum, rows.mean, rows.crop):
+        with pytest.raises(aicf.ShapeError, match=r"axis is 0, x is .*f32\[7, 8\].* of size 8, to"):
+            run(lambda x, use=use: use(x[:7]))
+    with pytest.raises(aicf.GraphError, match=r"axis 0 of .* cropped by Bucket \"length\" already"):
+        run(lambda x: rows.crop(length.crop(x)))
+    assert run(lambda x: rows.crop(length.crop(x, 1))).shape == (5, 7)
+    assert run(lambda x: rows.crop(rows.crop(x))).shape == (5, 8)
+
+
 # ---- arrays of other libraries
 
 

@@ -68,6 +68,15 @@ class Bucket:
             )
         return frames[-1].graph._counts[self]
 
+    def _check_axis(self, what: str, x: Value, axis: int) -> None:
+        """Of another size than the padded one, it is not the axis of which the count tells."""
+        size = self._value().graph._padded[self]
+        if not -x.ndim <= axis < x.ndim or x.shape[axis] != size:
+            raise ShapeError(
+                f"Bucket.{what}: axis is {axis}, x is {x!r}; need an axis of size {size}, to which "
+                f"Bucket {shown(self.name)} has padded; for others there is mask(size)"
+            )
+
     def count(self) -> Value:
         """int32, rank 0: how many elements of the axis were given."""
         return self._value()
@@ -85,8 +94,7 @@ class Bucket:
         """The sum of all elements of x that were given, of which `axis` is padded."""
         from .ops import sum, where
 
-        if not -x.ndim <= axis < x.ndim:
-            raise ShapeError(f"Bucket.sum: axis is {axis}, x is {x!r}; need an axis of it")
+        self._check_axis("sum", x, axis)
         shape = [1] * x.ndim
         shape[axis] = x.shape[axis]
         given = self.mask(x.shape[axis]).reshape(shape)
@@ -97,6 +105,7 @@ class Bucket:
         """The mean of all elements of x that were given, of which `axis` is padded."""
         from .ops import cast, div
 
+        self._check_axis("mean", x, axis)
         total = self.sum(x, axis)
         others = math.prod(x.shape) // max(x.shape[axis], 1)
         return div(total, cast(self._value(), total.dtype) * float(others))
@@ -105,9 +114,14 @@ class Bucket:
     def crop(self, x: Value, axis: int = 0) -> Value:
         """x itself; where the function returns it, its result has of `axis` what was given, as a
         NumPy array."""
-        if not -x.ndim <= axis < x.ndim:
-            raise ShapeError(f"Bucket.crop: axis is {axis}, x is {x!r}; need an axis of it")
-        self._value().graph._crops.setdefault(x.id, []).append((axis % x.ndim, self))
+        self._check_axis("crop", x, axis)
+        crops = self._value().graph._crops.setdefault(x.id, [])
+        if others := [bucket for at, bucket in crops if at == axis % x.ndim and bucket != self]:
+            raise GraphError(
+                f"Bucket.crop: axis {axis} of {x!r} is cropped by Bucket {shown(others[0].name)} "
+                "already; need another axis"
+            )
+        crops.append((axis % x.ndim, self))
         return x
 
 

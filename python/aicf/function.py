@@ -472,7 +472,8 @@ class Function(Kept):
         graph = Graph(self._name)
         values = [graph.input(name, *leaf) for name, leaf in zip(names, inputs, strict=True)]
         all_names = list(names)
-        for bucket in padding.counts if padding else ():
+        for bucket, size in padding.counts.items() if padding else ():
+            graph._padded[bucket] = bucket.padded(size)
             all_names.append(f"{bucket.name}.count")
             graph._counts[bucket] = graph.input(all_names[-1], (), "int32")
         given = self._signature.bind_partial()

@@ -59,6 +59,7 @@ class Graph:
         self._held: dict[Any, str] = {}  # names of what modules own
         self._ran: dict[Any, None] = {}  # the modules that were called, those inside apart
         self._counts: dict[Any, Value] = {}  # of each Bucket, what was given of its axis
+        self._padded: dict[Any, int] = {}  # and what it was padded to
         self._crops: dict[int, list[tuple[int, Any]]] = {}  # axes of results to cut, by Bucket
         self._closed = ""  # the function whose trace it was, once that is compiled
         self._draws: list[Draws] = []  # of these bodies
