@@ -50,7 +50,7 @@ def transformer(units):
         scale = g.param(f"{i}.scale", (8,), init=aicf.init.ones())
         y = aicf.layer_norm(x, 8) * scale
         q, k, v = (g.dense(f"{i}.{name}", y, 8) for name in "qkv")
-        scores = aicf.softmax(q @ k.T / math.sqrt(8) + mask)
+        scores = aicf.softmax(q @ k.mT / math.sqrt(8) + mask)
         x = x + g.dense(f"{i}.o", scores @ v, 8)
         x = x + g.dense(f"{i}.down", aicf.gelu(g.dense(f"{i}.up", aicf.layer_norm(x, 8), 16)), 8)
     g.minimize(aicf.mean(x * x), aicf.optim.AdamW())

@@ -648,7 +648,7 @@ row(
 row(
     "Transpose",
     (Arg("abc"),),
-    lambda g, x: [x.T, aicf.transpose(x, 0, 1)],
+    lambda g, x: [x.mT, aicf.transpose(x, 0, 1)],
     lambda x: [x.transpose(0, 2, 1), x.transpose(1, 0, 2)],
     label="two",
 )

@@ -178,6 +178,17 @@ def test_a_wrong_keyword_of_a_function_names_the_right_one():
     np.testing.assert_array_equal(train(labels=x, tokens=x).numpy(), x + x)
 
 
+def test_transposes_are_those_of_others():
+    """T means all axes, the last two, or nothing, as one looks: only of rank 2 are they one."""
+    x = numbers(2, 3, 4)
+    np.testing.assert_array_equal(aicf.function(lambda x: x.mT)(x), x.transpose(0, 2, 1))
+    np.testing.assert_array_equal(aicf.function(lambda x: x.T)(x[0]), x[0].T)
+    np.testing.assert_array_equal(aicf.function(lambda x: x + 0.0)(x).T, x.T)
+    for other in (x, x[0, 0]):
+        with pytest.raises(aicf.ShapeError, match=r"T: x is .*; need rank 2 \(x.mT"):
+            aicf.function(lambda x: x.T)(other)
+
+
 def test_float64_arguments_beside_float32_are_told_the_cast():
     layer, wide = nn.Linear(3, 3), np.ones((2, 3))
     match = r'float64 comes of the arguments \(x\), which dtypes={"float64": "float32"} of the'

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from . import movement
-from ._core import GraphError
+from ._core import GraphError, ShapeError
 from .arguments import DTypeName, checked, placed
 from .graph import Data, Operand, Value
 from .movement import _axes, detach, reshape, squeeze
@@ -730,6 +730,15 @@ def _add_operators() -> None:
 
         return refuse
 
+    def turned(x: Value) -> Value:  # of other ranks it means one thing or another elsewhere
+        if x.ndim == 2:
+            return movement.transpose(x)
+        raise placed(
+            ShapeError(
+                f"T: x is {x!r}; need rank 2 (x.mT exchanges the last two axes, x.permute(...) any)"
+            )
+        )
+
     for name, fn in _OPERATORS.items():
         setattr(Value, f"__{name}__", lambda self, other, fn=fn: fn(self, other))
         setattr(Value, f"__r{name}__", swapped(fn))
@@ -743,7 +752,8 @@ def _add_operators() -> None:
         "__pos__": lambda self: self,
         "__abs__": abs,
         "__round__": round,
-        "T": property(movement.transpose),
+        "T": property(turned),
+        "mT": property(movement.transpose),
     }
     functions = {name: globals()[name] for name in __all__ if name not in _NOT_METHODS}
     moves = {name: getattr(movement, name) for name in movement.__all__}

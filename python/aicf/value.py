@@ -91,6 +91,7 @@ class Value(Methods):
         __and__ = __or__ = __xor__ = __rand__ = __ror__ = __rxor__ = _binary
         __neg__ = __abs__ = __invert__ = _unary
         T: Value
+        mT: Value
 
     def _no_data(self, asked: str, instead: str) -> Exception:
         text = self.graph._core.describe(self.id)
