@@ -730,7 +730,8 @@ def _add_operators() -> None:
 
         return refuse
 
-    def turned(x: Value) -> Value:  # of other ranks it means one thing or another elsewhere
+    def turned(x: Value) -> Value:
+        """The two axes of a matrix exchanged; of other ranks libraries mean different things."""
         if x.ndim == 2:
             return movement.transpose(x)
         raise placed(
