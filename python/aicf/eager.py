@@ -87,7 +87,8 @@ def op_call(
         stream: on which a call of a GPU runs, of any framework, or its handle. None is the
             outputs' framework's current one, or the default stream where that is not known.
         sync: "full" returns when the results are there; "none" when the work is enqueued;
-            "event" as "none", and returns an Event to wait for.
+            "event" as "none", and returns an Event to wait for, as before a step whose params
+            the call uses runs again.
 
     Returns: an Event with sync="event", else None.
 
