@@ -99,8 +99,6 @@ class Step {
     /// The cell of a param or state.
     const void* storage(ValueId id) const { return cells_.at(id).get(); }
     const Value& leaf(std::string_view name) const;  // input, param or state; GraphError otherwise
-    [[noreturn]] void refuse_name(std::string_view where, std::string_view name,
-                                  bool outputs) const;  // says which names there are
     const Lowered::Output& output(std::string_view name) const;
     /// Copies tensors of equal shape and dtype into inputs, params or states; all or none.
     void write(const Inputs& values);
@@ -146,6 +144,9 @@ class Step {
     std::shared_ptr<void> lend(std::shared_ptr<void> memory, intptr_t stream);
 
   private:
+    /// Says which names there are; `outputs`: those of outputs too.
+    [[noreturn]] void refuse_name(std::string_view where, std::string_view name,
+                                  bool outputs) const;
     void share_cells(const Options& options, const std::vector<Value>& values);
     OnStage stages_from(std::clock_t& last);
     void start(const Options& options, const OnStage& stage);
