@@ -32,6 +32,7 @@ import numpy as np
 import test_attention
 import test_chains
 import test_cuda_rows
+import test_cuda_rows_ahead
 import test_cuda_tables
 import test_row_sums
 import test_tails
@@ -202,18 +203,20 @@ def families():
         for dtype in ("float32", "bfloat16")
     }
     found |= {
-        f"rows kept {n}": built(test_cuda_rows.long_rows, n, 140, "bfloat16")
+        f"rows kept {n}": built(test_cuda_rows_ahead.long_rows, n, 140, "bfloat16")
         for n in (12288, 16392, 50304, 57344)
     }
     found |= {
-        "rows ahead 64": built(test_cuda_rows.ahead, 64, (1 << 17) + 3),
-        "norms ahead 768": built(test_cuda_rows.norms_ahead, 768, 13001),
+        "rows ahead 64": built(test_cuda_rows_ahead.ahead, 64, (1 << 17) + 3),
+        "norms ahead 768": built(test_cuda_rows_ahead.norms_ahead, 768, 13001),
         "sums beside rows 64": built(test_row_sums.norm, ((1 << 14) + 512, 64)),
         "sums beside rows 768": built(test_row_sums.norm, (1900, 768)),
         "sums beside rows 8192": built(test_row_sums.norm, (640, 8192)),
         "losses 1000": built(test_cuda_rows.loss_of, 1000, 130),
         "losses 40000": built(test_cuda_rows.loss_of, 40000, 9, "bfloat16"),
-        "table": built(test_cuda_tables.graph_of, (1 << 22) + 5, "bfloat16"),
+        "table": built(
+            test_cuda_tables.graph_of, test_cuda_tables.MANY["bfloat16"] + 5, "bfloat16"
+        ),
     }
     found |= {
         f"order {n} of {rows}": of(

@@ -1,0 +1,337 @@
+"""Rows that are read or filled ahead, and what is made of long ones: kernels that take them."""
+
+import itertools
+import math
+import re
+from fractions import Fraction
+
+import aicf
+import ml_dtypes
+import numpy as np
+import pytest
+from aicf import _core
+from test_cuda_rows import alike, needs_compiler
+
+# Small graphs reach the kernels of 16 bits.
+pytestmark = pytest.mark.usefixtures("any_size_narrows")
+
+
+def ahead(n, count, dtype="bfloat16", offset=0):
+    """Softmax and losses of many rows of 16 bits; `offset`: of where they begin."""
+    rng = np.random.default_rng(n)
+    longer = rng.standard_normal((count, n + 8 * offset), np.float32)
+    longer[1, : n // 2] = -np.inf
+    g = aicf.Graph("ahead")
+    init = longer.astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+    x = g.state("x", longer.shape, dtype, init=init)[:, offset : offset + n]
+    g.output("softmax", aicf.softmax(x))
+    g.output("log_softmax", aicf.log_softmax(x * 2))
+    g.output("loss", aicf.cross_entropy(x, g.constant(np.arange(count) % n)))
+    return g
+
+
+@pytest.mark.parametrize(("n", "count"), [(64, 1 << 18), (768, 16384), (8192, 4096)])
+def test_rows_of_16_bits_are_read_ahead(n, count):
+    for rows, found in ((count, 256), (count // 32, 0)):
+        programs = _core.cuda_programs(ahead(n, rows)._core, _core.pass_names(), 132, arch="sm_90a")
+        calls = re.findall(r"    (?:softmax|cross_entropy)_rows<float, .*", "\n".join(programs))
+        assert len(calls) == 3, calls
+        assert all((", 256, aicf" in call) == bool(found) for call in calls), calls
+
+
+@pytest.mark.parametrize(("n", "count"), [(64, 1 << 20), (768, 16384), (5000, 900), (5000, 512)])
+def test_many_rows_are_looked_at_before_their_exponentials(n, count):
+    """From 32 K elements of each of 132 processors on."""
+    g = aicf.Graph("loss")
+    x = g.input("x", (count, n))
+    g.output("softmax", aicf.softmax(x))
+    g.output("loss", aicf.cross_entropy(x, g.constant(np.arange(count) % n)))
+    text = "".join(_core.cuda_programs(g._core, _core.pass_names(), 132, arch="sm_90a"))
+    many = str(n * count >= 132 << 15).lower()
+    assert re.findall(r"bool many = (\w+);", text) == [many] * 2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("offset", [0, 1])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(("n", "count"), [(64, (1 << 17) + 3), (136, 60_001), (768, 13_001)])
+def test_bits_of_rows_that_are_read_ahead(n, count, dtype, offset):
+    ends = []
+    for device in ("cpu", "cuda"):
+        step = ahead(n, count, dtype, offset).compile(device=device, checks="off")()
+        ends.append({name: value.numpy().astype(np.float32) for name, value in step.items()})
+    for name, value in ends[0].items():
+        alike(value, ends[1][name])
+
+
+def rounded(x, digits):
+    """A fraction above 0, to so many digits, ties to even."""
+    places = digits - 1 - math.floor(math.log2(x))
+    places += x * Fraction(2) ** places < 2 ** (digits - 1)
+    return Fraction(round(x * Fraction(2) ** places)) / Fraction(2) ** places
+
+
+def test_shares_that_are_bfloat16_need_no_remainder():
+    """v/s is v hi + v lo, hi and lo the two parts of 1/s, once it is rounded to float32 and then
+    to bfloat16. These could differ where v/s is near a number between two of float32 beside one
+    between two of bfloat16, by d parts of 2^-48 or so: their error is less than 8."""
+    found = 0
+    for low in (0, 1):  # v/s from 1 to 2, from 1/2 to 1
+        for between, side, d in itertools.product(range(257, 512, 2), (-1, 1), range(-8, 9)):
+            # v 2^(24 + low) = (between 2^16 + side) s + d
+            for s in range(2**23 + -side * d % 2**16, 2**24, 2**16):
+                v, rest = divmod((between * 2**16 + side) * s + d, 2 ** (24 + low))
+                if rest or not 2**23 <= v < 2**24:
+                    continue
+                hi = rounded(Fraction(1, s), 24)
+                lost = (1 - s * hi) * hi
+                lo = rounded(abs(lost), 24) * (1 if lost > 0 else -1) if lost else 0
+                low_part = rounded(v * abs(lo), 24) * (1 if lo > 0 else -1) if lo else 0
+                share = rounded(rounded(v * hi + low_part, 24), 8)
+                assert share == rounded(rounded(Fraction(v, s), 24), 8), (v, s)
+                found += 1
+    assert found > 1000
+
+
+def long_rows(n, count, dtype="bfloat16", offset=0):
+    """Rows of a longer one's elements from `offset` on, with what is made of them."""
+    rng = np.random.default_rng(n + offset)
+    kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
+    g = aicf.Graph("long")
+
+    def state(name, *shape):
+        return g.state(name, shape, dtype, init=(2 * rng.standard_normal(shape)).astype(kind))
+
+    x, dy = (state(name, count, n + 8 * offset)[:, offset : offset + n] for name in ("x", "dy"))
+    w, b = (state(name, n + offset)[offset:] for name in ("w", "b"))
+    values = {
+        "softmax": aicf.softmax(x),
+        "log_softmax": aicf.log_softmax(x),
+        "layer_norm": aicf.layer_norm(x, n, w, b),
+        "rms_norm": aicf.rms_norm(x, n, w),
+        "plain": aicf.layer_norm(x, n) + dy,
+    }
+    for name, y in values.items():
+        g.output(name, y)
+        read = [x, w] if "_norm" in name else [x]
+        for k, dx in enumerate(aicf.grad(y, read, dy)):
+            g.output(f"d{k} {name}", dx)
+    return g
+
+
+FILLED = {"softmax_kept", "softmax_bwd_filled", "normalize_filled", "normalize_bwd_filled"}
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(
+    ("n", "of_two"), [(16392, True), (50304, True), (57344, True), (57808, False)]
+)
+def test_long_rows_are_filled_ahead(n, of_two, dtype):
+    """Where shared memory has the room; by two blocks of a processor, or one of rows of two."""
+    text = _core.cuda_programs(long_rows(n, 300, dtype)._core, _core.pass_names(), 132, "sm_90a")
+    for program in text:
+        for kernel in set(re.findall(r"    (\w+)<float, .*_Shape>\(grid", program)):
+            if kernel.endswith(("_kept", "_filled")):
+                assert " 0 bytes spill stores" in _core.cuda_log(program, "sm_90a"), kernel
+    seen = set(re.findall(r"    (\w+(?:_kept|_filled))<float, ", "".join(text)))
+    assert FILLED >= seen
+    assert ("normalize_bwd_filled" in seen) == of_two
+    assert "normalize_filled" in seen
+
+
+@needs_compiler
+@pytest.mark.parametrize("n", [16384, 16388])
+def test_other_rows_are_not_filled(n):
+    text = "".join(_core.cuda_programs(long_rows(n, 300)._core, _core.pass_names(), 132, "sm_90a"))
+    assert "_filled<" not in text
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("offset", [0, 1])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("n", [16392, 16896, 30000, 50304, 57344])
+def test_bits_of_rows_that_are_filled_ahead(n, dtype, offset):
+    count = 4 * _core.cuda_info()["devices"][0]["multiprocessors"] + 3
+    ends = []
+    for device in ("cpu", "cuda"):
+        step = long_rows(n, count, dtype, offset).compile(device=device, checks="off")()
+        ends.append({name: value.numpy().astype(np.float32) for name, value in step.items()})
+    for name, value in ends[0].items():
+        alike(value, ends[1][name])
+
+
+def residuals(shape, dtype, offset, x):
+    """Rows of what something else is made of, too, on the way to results in 16 bits."""
+    g = aicf.Graph("residuals")
+    rows, n = shape
+    rng = np.random.default_rng(n)
+    kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
+    more = rng.standard_normal((rows, n), np.float32).astype(kind)
+    more[:, ::7] = 0
+    x = g.state("x", x.shape, dtype, init=x.astype(kind))[:, offset : offset + n]
+    y = g.state("y", more.shape, dtype, init=more)
+    s = g.state("s", (), dtype, init=np.asarray(0.75, kind))
+    g.output("relu", aicf.softmax(aicf.relu(x)) + aicf.relu(x))
+    g.output("neg", aicf.layer_norm(aicf.neg(x), n) - aicf.neg(x))
+    g.output("sum", aicf.layer_norm(x + y, n) * s + (x + y))
+    g.output("product", (aicf.softmax(x * y) - y) * (x * y))
+    return g
+
+
+RESIDUALS = [(20_000, 64), (300, 50), (41, 2048), (9000, 1024), (3, 70_000), (5, 7)]
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("shape", RESIDUALS, ids=str)
+def test_residuals_compile(shape, dtype):
+    """Two elements in an instruction where all steps have one, those before the rows, too."""
+    g = residuals(shape, dtype, 0, np.zeros(shape, np.float32))
+    programs = _core.cuda_programs(g._core, _core.pass_names(), 132, "sm_90a")
+    _core.cuda_cubins(programs, "sm_90a")
+    pairs = sum("Two<" in p.split("struct @_Put", 1)[-1] for p in programs)
+    assert (pairs > 0) == (dtype != "float32")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("offset", [0, 1])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("shape", RESIDUALS, ids=str)
+def test_bits_of_residuals(shape, dtype, offset):
+    """Infinities, NaN, zeros of both signs, the largest and the smallest among them."""
+    rng = np.random.default_rng(8)
+    x = rng.standard_normal((shape[0], shape[1] + offset), np.float32) * 3
+    x[:, ::5] = -0.0
+    tiny, large = (1e-40, 3e38) if dtype == "bfloat16" else (3e-7, 65504)
+    for row, value in enumerate((np.nan, np.inf, -np.inf, tiny, -tiny, large, -large)):
+        x[row % shape[0], (3 * row + 1) % x.shape[1]] = value
+    ends = []
+    for device in ("cpu", "cuda"):
+        step = residuals(shape, dtype, offset, x).compile(device=device, checks="off")()
+        ends.append({name: value.numpy().astype(np.float32) for name, value in step.items()})
+    for name, value in ends[0].items():
+        alike(value, ends[1][name])
+
+
+def norms_ahead(n, count, dtype="bfloat16", offset=0):
+    rng = np.random.default_rng(n)
+    kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
+    g = aicf.Graph("ahead")
+
+    def state(name, *shape):
+        return g.state(name, shape, dtype, init=rng.standard_normal(shape, np.float32).astype(kind))
+
+    x = state("x", count, n + 8 * offset)[:, offset : offset + n]
+    w, b = (state(name, n + offset)[offset:] for name in ("w", "b"))
+    for name, y in (
+        ("layer_norm", aicf.layer_norm(x, n, w, b)),
+        ("rms_norm", aicf.rms_norm(x, n, w)),
+        ("plain", aicf.gelu(aicf.layer_norm(x, n))),
+    ):
+        g.output(name, y)
+        g.output(f"d {name}", aicf.grad(aicf.sum(y * y), [x])[0])
+    return g
+
+
+@pytest.mark.parametrize(
+    ("n", "count", "ahead"),
+    [(64, 1 << 20, 0), (768, 16384, 2), (768, 512, 0), (1024, 16384, 2), (8192, 16384, 0)],
+)
+def test_norms_of_two_leaves_are_read_ahead(n, count, ahead):
+    """Others lost by it."""
+    text = _core.cuda_programs(norms_ahead(n, count)._core, _core.pass_names(), 132, "sm_90a")
+    assert len(re.findall(r"    normalize_ahead<", "".join(text))) == ahead
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("offset", [0, 1])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(
+    ("n", "count"), [(64, (1 << 17) + 3), (136, 60_001), (768, 13_001), (4096, 3001)]
+)
+def test_bits_of_norms_whose_rows_are_read_ahead(n, count, dtype, offset):
+    ends = []
+    for device in ("cpu", "cuda"):
+        step = norms_ahead(n, count, dtype, offset).compile(device=device, checks="off")()
+        ends.append({name: value.numpy().astype(np.float32) for name, value in step.items()})
+    for name, value in ends[0].items():
+        alike(value, ends[1][name])
+
+
+@pytest.mark.parametrize(
+    ("n", "count", "wide", "team"),
+    [
+        (4096, 3001, False, "16, 4, false, 8"),
+        (1544, 2113, False, "16, 2, false, 8"),  # three leaves and a part
+        (4096, 3001, True, "32, 4"),
+        (4092, 3001, False, "32, 4"),  # lines that do not end with eight
+        (2560, 3001, False, "32, 4"),  # fewer leaves than halves of warps
+        (4096, 1000, False, "32, 8"),  # rows that do not fill the processors
+    ],
+)
+def test_a_leaf_of_16_bits_is_taken_by_half_a_warp(n, count, wide, team):
+    g = aicf.Graph("norm")
+    x, w = g.input("x", (count, n), "bfloat16"), g.input("w", (n,), "bfloat16")
+    y = aicf.rms_norm(x, n, w)
+    g.output("y", aicf.cast(y, "float32") if wide else y)
+    texts = _core.cuda_programs(g._core, _core.pass_names(), 132, "sm_90a")
+    found = re.findall(r"    normalize_rows<.*?HolderOf<(.*?)>", "".join(texts))
+    assert found == [f"float, {n}, {team}"]
+
+
+PIECES = [
+    # rows, terms, processors, pieces of a block
+    (1, 32768, 132, 1),
+    (3, 40001, 132, 1),  # a part of a piece
+    (1, (1 << 23) - 5000, 4, 4),
+    (2, 70000, 132, 1),
+]
+
+
+@pytest.mark.parametrize(("count", "n", "processors", "each"), PIECES)
+def test_long_rows_are_summed_in_pieces(count, n, processors, each):
+    g = aicf.Graph("sum")
+    g.output("y", aicf.sum(g.input("x", (count, n)), 1))
+    (text,) = _core.cuda_programs(g._core, _core.pass_names(), processors, "sm_90a")
+    assert re.search(r"reduce_pieces<.*HolderOf<float, 8192, 32, 8>, (\d+),", text)[1] == str(each)
+    g = aicf.Graph("loss")
+    g.output("y", aicf.mse_loss(g.input("x", (count, n)), g.input("t", (count, n))))
+    assert "reduce_split<" in "".join(_core.cuda_programs(g._core, _core.pass_names()))
+
+
+@pytest.mark.parametrize(("count", "kernel"), [(264, "rows"), (263, "rows<.*StreamerOf")])
+def test_registers_hold_rows_that_fill_processors(count, kernel):
+    g = aicf.Graph("sum")
+    g.output("y", aicf.sum(g.input("x", (count, 16384)), 1))
+    (text,) = _core.cuda_programs(g._core, _core.pass_names(), 132, "sm_90a")
+    assert re.search(f"reduce_{kernel}", text)
+    assert ("HolderOf<float, 16384, 32, 16>" in text) == (count == 264)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32"])
+@pytest.mark.parametrize(
+    ("count", "n"), [*((count, n) for count, n, *_ in PIECES), (270, 16384), (280, 15875)]
+)
+def test_bits_of_sums_of_long_rows(count, n, dtype):
+    """Of rows that begin at multiples of 16 bytes and others."""
+    if dtype == "int32":
+        data = np.random.default_rng(n).integers(-1000, 1000, (count, n)).astype(np.int32)
+    else:
+        data = np.random.default_rng(n).standard_normal((count, n), np.float32)
+    ends = []
+    for device in ("cpu", "cuda"):
+        g = aicf.Graph("sums")
+        x = g.state("x", (count, n), data.dtype.name, init=data)
+        if dtype == "bfloat16":
+            x = aicf.cast(x, dtype)
+        values = {"sum": aicf.sum(x, 1), "part": aicf.sum(x[:, 1:], 1), "most": aicf.max(x, 1)}
+        if dtype == "float32":
+            values["mean"] = aicf.mean(x * x, 1) * 2.0 + 1.0
+        for name, value in values.items():
+            g.output(name, aicf.cast(value, "float32") if dtype == "bfloat16" else value)
+        step = g.compile(device=device)()
+        ends.append({name: value.numpy() for name, value in step.items()})
+    for name, value in ends[0].items():
+        alike(value, ends[1][name])
