@@ -2,6 +2,7 @@
 #include "bindings/bindings.h"
 #include "core/abi/philox.h"
 #include "core/base/fork.h"
+#include "core/base/pool.h"
 #include "core/run/backend.h"
 #include "core/run/step.h"
 #include "kernels/cpu/backend.h"
@@ -135,7 +136,7 @@ NB_MODULE(_core, m) {
                 !nanobind::try_cast(count, threads) || threads < 0)
                 aicf::raise(aicf::ErrorKind::graph, "set_num_threads: count is ",
                             aicf::repr_of(count), "; need an int >= 0");
-            aicf::cpu::set_cpu_threads(threads);
+            aicf::set_cpu_threads(threads);
         },
         nanobind::arg("count").none() = nanobind::none(), nanobind::arg("rest"),
         nanobind::arg("named"), nanobind::sig("def set_num_threads(count: int) -> None"),
@@ -159,7 +160,7 @@ NB_MODULE(_core, m) {
         "num_threads",
         [](const nanobind::args& rest, const nanobind::kwargs& named) {
             aicf::refuse_rest("num_threads", "no arguments", rest, named);
-            return aicf::cpu::cpu_threads();
+            return aicf::cpu_threads();
         },
         nanobind::sig("def num_threads() -> int"), "Threads the CPU backend uses.");
     m.def(

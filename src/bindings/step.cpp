@@ -12,29 +12,31 @@ namespace aicf {
 
 namespace {
 
-/// Runs `times` steps in pieces of some 20 ms, so that Ctrl-C is noticed; what is no number of
-/// times goes through as it is.
+/// Runs `times` steps in pieces of 10 to 20 ms, of which at most two are enqueued, so that Ctrl-C
+/// is noticed and little is left to run then; what is no number of times goes through as it is.
 template <class Run>
-void in_pieces(int64_t times, Run run) {
+void in_pieces(Step& step, int64_t times, Run run) {
     using clock = std::chrono::steady_clock;
-    int64_t chunk = 1;
-    do {
-        const int64_t now = std::min(chunk, times);
-        const bool last = now >= times;  // and no clock is read for a single one
+    constexpr auto kLeast = std::chrono::milliseconds(10), kMost = 2 * kLeast;
+    for (bool last = false; !last;) {
+        const int64_t size = step.piece, now = std::min(size, times);
+        last = now >= times;  // and no clock is read for a single one
         const auto start = last ? clock::time_point() : clock::now();
         {
             GilRelease release;
             run(times < 0 ? times : now);
+            if (!last) step.pace();
         }
         times -= now;
-        if (!last && clock::now() - start < std::chrono::milliseconds(20)) chunk *= 2;
+        if (!last && clock::now() - start < kLeast) step.piece = 2 * size;
+        if (!last && clock::now() - start > kMost) step.piece = std::max<int64_t>(size / 2, 1);
         if (PyErr_CheckSignals()) nb::raise_python_error();
-    } while (times > 0);
+    }
 }
 
 uint64_t replay(Step& step, int64_t times, std::optional<intptr_t> stream) {
     uint64_t done = 0;
-    in_pieces(times, [&](int64_t n) { done = step.replay(n, stream); });
+    in_pieces(step, times, [&](int64_t n) { done = step.replay(n, stream); });
     return done;
 }
 
@@ -215,7 +217,7 @@ nb::tuple profiled_replay(nb::handle self, nb::handle n, nb::handle stream) {
     const std::optional<intptr_t> ordered = stream_of(stream);
     Step::Profiled all;
     auto outputs = after(self, step, [&] {
-        in_pieces(times, [&](int64_t piece) {
+        in_pieces(step, times, [&](int64_t piece) {
             auto some = step.profile(piece, nullptr, ordered);
             std::move(some.runs.begin(), some.runs.end(), std::back_inserter(all.runs));
             all.problem = std::move(some.problem);
@@ -448,7 +450,7 @@ void bind_calls(nb::class_<Step>& type) {
                 return after(self, step, [&] {
                     uint64_t done = step.generation();
                     int64_t next = 0;
-                    in_pieces(steps, [&](int64_t n) {
+                    in_pieces(step, steps, [&](int64_t n) {
                         done = step.call_many(arguments.inputs, next, n, arguments.stream);
                         next += n;
                     });

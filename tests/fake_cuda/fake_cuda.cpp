@@ -164,6 +164,14 @@ void use(uintptr_t at, CUstream stream) {
     if (!order.use(at, stream))
         broken("memory used on a stream that nothing orders behind its allocation");
 }
+/// A copy between the host and the device, which `writes` the device's memory or reads it.
+void copied(const void* host, size_t bytes, uintptr_t at, bool writes, CUstream stream) {
+    if (!order.copy(at, bytes, writes, stream))
+        broken("a copy that nothing orders behind one of the same memory");
+    const auto begin = reinterpret_cast<uintptr_t>(host);
+    if (within(pinned, begin, bytes) && !order.host_copy(begin, bytes, stream))
+        broken("pinned memory used by the host while a copy may still be under way");
+}
 void use_block(const char* block, CUstream stream) {
     for (const Span& span : spans_of(block)) use(span.begin, stream);
     const auto workspace = read<uintptr_t>(block + 16);
@@ -393,6 +401,7 @@ CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void* from, size_t bytes, CU
     uploaded += bytes;
     if (!alive(static_cast<uintptr_t>(to), bytes)) broken("a copy into memory that is not alive");
     use(static_cast<uintptr_t>(to), stream);
+    copied(from, bytes, static_cast<uintptr_t>(to), true, stream);
     std::memcpy(reinterpret_cast<void*>(to), from, bytes);
     return CUDA_SUCCESS;
 }
@@ -400,6 +409,7 @@ CUresult cuMemcpyDtoHAsync_v2(void* to, CUdeviceptr from, size_t bytes, CUstream
     MAY_FAIL;
     if (!alive(static_cast<uintptr_t>(from), bytes)) broken("a copy from memory that is not alive");
     use(static_cast<uintptr_t>(from), stream);
+    copied(to, bytes, static_cast<uintptr_t>(from), false, stream);
     std::memcpy(to, reinterpret_cast<void*>(from), bytes);
     return CUDA_SUCCESS;
 }
@@ -414,6 +424,9 @@ CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes, CU
     if (!alive(static_cast<uintptr_t>(to), bytes)) broken("a copy into memory that is not alive");
     use(static_cast<uintptr_t>(to), stream);
     use(static_cast<uintptr_t>(from), stream);
+    if (!order.copy(static_cast<uintptr_t>(from), bytes, false, stream) ||
+        !order.copy(static_cast<uintptr_t>(to), bytes, true, stream))
+        broken("a copy that nothing orders behind one of the same memory");
     std::memmove(reinterpret_cast<void*>(to), reinterpret_cast<void*>(from), bytes);
     return CUDA_SUCCESS;
 }

@@ -1,7 +1,8 @@
 // What is ordered behind what: of each stream how far it knows that the others have come, by
 // events, by the host that waited, and by the legacy default stream, which waits for all and all
 // for it but those that are made non-blocking. Memory of the pool is used behind its allocation and
-// given back behind all uses.
+// given back behind all uses. Copies come behind what they would spoil, as does what the host writes
+// to memory that they read.
 #pragma once
 
 #include <cuda.h>
@@ -9,6 +10,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <map>
+#include <deque>
 #include <set>
 
 namespace fake {
@@ -61,6 +63,18 @@ class Order {
     void allocate(uintptr_t at, size_t bytes, CUstream stream) {
         const uint64_t command_number = command(stream).at(id_of(stream));
         blocks_[at] = {bytes, id_of(stream), command_number, {}};
+        std::erase_if(copies_, [&](const Copy& one) { return one.overlaps(at, bytes); });
+    }
+    /// A copy that reads or writes device memory: false where one that it spoils, or that spoils
+    /// it, may still be under way.
+    bool copy(uintptr_t at, size_t bytes, bool writes, CUstream stream) {
+        return behind(command(stream), {at, bytes, writes, id_of(stream)});
+    }
+    /// One of a host's memory, which the host has written before, or reads when it has waited:
+    /// false where an earlier copy may still have used it then.
+    bool host_copy(uintptr_t at, size_t bytes, CUstream stream) {
+        command(stream);
+        return behind(host_, {at, bytes, true, id_of(stream)});
     }
     /// False where the memory may not be there yet.
     bool use(uintptr_t at, CUstream stream) {
@@ -93,6 +107,25 @@ class Order {
         uint64_t stream, made;  // by which, and its command
         Clock uses;
     };
+    struct Copy {
+        uintptr_t at;
+        size_t bytes;
+        bool writes;
+        uint64_t stream, command = 0;
+        bool overlaps(uintptr_t other, size_t length) const {
+            return at < other + length && other < at + bytes;
+        }
+    };
+    bool behind(const Clock& known, Copy copy) {
+        const bool clear = std::all_of(copies_.begin(), copies_.end(), [&](const Copy& before) {
+            return !(copy.writes || before.writes) || !before.overlaps(copy.at, copy.bytes) ||
+                   holds(known, before.stream, before.command);
+        });
+        copy.command = streams_[copy.stream][copy.stream];
+        copies_.push_back(copy);
+        if (copies_.size() > 256) copies_.pop_front();
+        return clear;
+    }
     uint64_t id_of(CUstream stream) {
         if (!stream || stream == CU_STREAM_LEGACY) return kLegacy;
         const auto [at, fresh] = ids_.emplace(stream, last_ + 1);
@@ -115,6 +148,7 @@ class Order {
     std::map<CUevent, Clock> events_;
     Clock host_;
     std::map<uintptr_t, Block> blocks_;  // of the pool
+    std::deque<Copy> copies_;            // the last ones
 };
 
 }  // namespace fake

@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "core/base/fork.h"
+#include "core/base/pool.h"
 #include "harness.h"
 #include "kernels/cpu/backend.h"
 #include "reference.h"
@@ -129,7 +130,7 @@ int main(int argc, char** argv) {
         }
         uint64_t first = 0;
         for (int threads : {1, 3}) {
-            cpu::set_cpu_threads(threads);
+            set_cpu_threads(threads);
             uint64_t sum = 0;
             if (what == "ops" && argc == 4) {
                 sum = harness::run_ops(argv[2], std::atoi(argv[3]));

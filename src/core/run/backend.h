@@ -141,6 +141,8 @@ class Backend {
     /// How many steps of so many launches one captured form should hold.
     virtual int64_t steps_at_once(size_t) const { return 1; }
     virtual void synchronize() = 0;
+    /// Waits for what was enqueued before the last call of this, so that little is enqueued ahead.
+    virtual void pace() {}
     /// Orders later work of ours after what `stream` holds now; and later work on `stream` after
     /// ours. Both are asynchronous. Streams are numbered as in DLPack: 1 is the legacy default, 2
     /// the per-thread default.

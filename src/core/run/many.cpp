@@ -28,7 +28,7 @@ namespace {
 // Sizes of the staging buffer. If a launch takes any number of slices, it is double-buffered: one
 // half is filled while the other is used.
 constexpr int64_t kMostFed = 4096, kFedBytes = 2 << 20;
-constexpr int64_t kMostFedBytes = int64_t{64} << 20;  // if the count is fixed
+constexpr int64_t kMostFedBytes = 4 << 20;  // if the count is fixed: as much is uploaded meanwhile
 
 const TensorRef& tensor_of(const Step::Inputs& inputs, ValueId id) {
     const auto is_it = [&](const auto& pair) { return pair.first == id; };

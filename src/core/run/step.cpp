@@ -547,6 +547,11 @@ void Step::synchronize() {
     machine_->backend->synchronize();
 }
 
+void Step::pace() {
+    Turn turn(*machine_, others_);
+    machine_->backend->pace();
+}
+
 std::vector<Captured::Launch> Step::trace() const {
     const Locks locks(*machine_, others_);
     if (!captured_)

@@ -81,6 +81,10 @@ class Step {
     void reset();  // drops the captured form
     bool captured() const;
     void synchronize();
+    /// Between two of many runs: waits for those before the last call of this.
+    void pace();
+    /// How many steps to run between two of them: some 10 ms' worth, from what was measured.
+    std::atomic<int64_t> piece = 1;
 
     /// Exports the step. `state`: with the current params and states, else the graph's initial
     /// ones.

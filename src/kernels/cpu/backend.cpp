@@ -19,11 +19,11 @@
 #include <new>
 
 #include "core/base/float_mode.h"
+#include "core/base/pool.h"
 #include "core/compile/families.h"
 #include "core/run/backend.h"
 #include "core/run/init.h"
 #include "kernels/cpu/families.h"
-#include "kernels/cpu/pool.h"
 #include "kernels/cpu/program.h"
 
 namespace aicf::cpu {

@@ -18,10 +18,6 @@ void set_host_call(HostCall call);
 /// Makes open_backend({Device::cpu}) work.
 void register_cpu_backend();
 
-/// How many threads a kernel may use: the affinity mask, at most AICF_NUM_THREADS, unless set.
-int cpu_threads();
-void set_cpu_threads(int count);
-
 /// Instruction set in use: "baseline", "avx2" or "avx512".
 /// Bytes that Steps hold now, and the most they ever held.
 std::pair<uint64_t, uint64_t> cpu_memory();

@@ -102,6 +102,5 @@ constexpr int64_t kNearBytes = 256 << 10;  // of a fused row, what a thread hold
 
 /// Below this much work, waking the other threads costs more than it saves.
 constexpr int64_t kParallelNs = 20000;
-constexpr int kChunks = 2;  // for each thread; more would pack a product's operands anew
 
 }  // namespace aicf::cpu

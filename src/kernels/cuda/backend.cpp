@@ -126,6 +126,7 @@ class CudaBackend : public Backend, OtherStreams {
         stream_->copy(to, from, bytes);
     }
     void synchronize() override { stream_->synchronize(); }
+    void pace() override { stream_->pace(); }
     void order_after(intptr_t stream) override { stream_->order_after(stream); }
     void order_before(intptr_t stream) override { stream_->order_before(stream); }
     std::shared_ptr<void> lend(std::shared_ptr<void> memory, intptr_t stream) override {
@@ -143,7 +144,8 @@ class CudaBackend : public Backend, OtherStreams {
     TensorRef ready(TensorRef from) override {
         const bool whole = is_contiguous(from.shape, from.strides);
         if (from.device.kind == Device::cpu) {
-            stream_->ready_stage();
+            stream_->ready_stage(
+                static_cast<uint64_t>(element_count(from.shape) * dtype_size(from.dtype)));
             return whole ? std::move(from) : packed(from);
         }
         if (!whole && from.device == gpu_.device) packer(nullptr, from);

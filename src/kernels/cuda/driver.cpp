@@ -206,6 +206,26 @@ PoolUse pool_use(const Gpu& gpu) {
     return use;
 }
 
+CUdeviceptr take(const Gpu& gpu, uint64_t bytes, CUstream stream) {
+    const Driver& cu = driver();
+    const Scope scope(gpu);
+    CUdeviceptr memory = 0;
+    CUresult result = cu.cuMemAllocAsync(&memory, bytes, stream);
+    if (result == CUDA_ERROR_OUT_OF_MEMORY) {
+        AICF_CU(cu, cuCtxSynchronize);  // what other streams have freed comes back as well
+        AICF_CU(cu, cuMemPoolTrimTo, gpu.pool, 0);
+        result = cu.cuMemAllocAsync(&memory, bytes, stream);
+    }
+    if (result == CUDA_ERROR_OUT_OF_MEMORY) {
+        const PoolUse use = pool_use(gpu);
+        raise(ErrorKind::out_of_memory, to_string(gpu.device), ": asked for ", bytes, " bytes, ",
+              use.free, " of ", use.total, " are free and ", use.reserved,
+              " reserved by the pool; need a smaller step or a freed one");
+    }
+    check_call(result, "cuMemAllocAsync");
+    return memory;
+}
+
 Scope::Scope(const Gpu& target) : driver_(driver()) {
     CUcontext current = nullptr;
     AICF_CU(driver_, cuCtxGetCurrent, &current);

@@ -115,6 +115,9 @@ struct PoolUse {
     uint64_t total = 0, free = 0, used = 0, reserved = 0, peak = 0;
 };
 PoolUse pool_use(const Gpu& gpu);
+/// Memory of the device's pool, there for what is enqueued on `stream` from now on; OutOfMemory
+/// after one trim and retry.
+CUdeviceptr take(const Gpu& gpu, uint64_t bytes, CUstream stream);
 /// DeviceUnavailable unless the device exists.
 Gpu& gpu(int index);
 int gpu_count();

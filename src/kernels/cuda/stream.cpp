@@ -3,28 +3,13 @@
 #include <algorithm>
 #include <cstring>
 
-#include "core/base/threads.h"
+#include "kernels/cuda/upload_ring.h"
 
 namespace aicf::cuda {
 
 namespace {
 
 constexpr uint64_t kHalf = 2 << 20;  // of the staging memory
-
-/// As memcpy. Into pinned memory a thread moves some 6 GB/s on the host of an H200: of much,
-/// several take a share each.
-void copy_on_host(char* to, const char* from, uint64_t bytes) {
-    constexpr uint64_t kMuch = 1 << 20, kShares = 4;
-    if (bytes < kMuch) {
-        std::memcpy(to, from, bytes);
-        return;
-    }
-    const uint64_t share = (bytes + kShares - 1) / kShares;
-    in_parallel(kShares, [&](size_t i) {
-        const uint64_t at = std::min(i * share, bytes);
-        std::memcpy(to + at, from + at, std::min(share, bytes - at));
-    });
-}
 
 CUdeviceptr address(const void* pointer) { return reinterpret_cast<CUdeviceptr>(pointer); }
 
@@ -41,8 +26,9 @@ Stream::~Stream() {
     try {
         const Driver& cu = driver();
         const Scope scope(gpu_);
+        ring_.reset();
         cu.cuStreamSynchronize(stream_);
-        for (CUevent event : {order_, mark_, left_[0], left_[1]})
+        for (CUevent event : {order_, mark_, left_[0], left_[1], paced_[0], paced_[1]})
             if (event) cu.cuEventDestroy(event);
         if (pinned_) cu.cuMemFreeHost(pinned_);
         cu.cuStreamDestroy(stream_);
@@ -52,22 +38,7 @@ Stream::~Stream() {
 }
 
 std::shared_ptr<void> Stream::allocate(uint64_t bytes) {
-    const Driver& cu = driver();
-    const Scope scope(gpu_);
-    CUdeviceptr memory = 0;
-    CUresult result = cu.cuMemAllocAsync(&memory, bytes, stream_);
-    if (result == CUDA_ERROR_OUT_OF_MEMORY) {
-        AICF_CU(cu, cuCtxSynchronize);  // what other streams have freed comes back as well
-        AICF_CU(cu, cuMemPoolTrimTo, gpu_.pool, 0);
-        result = cu.cuMemAllocAsync(&memory, bytes, stream_);
-    }
-    if (result == CUDA_ERROR_OUT_OF_MEMORY) {
-        const PoolUse use = pool_use(gpu_);
-        raise(ErrorKind::out_of_memory, to_string(gpu_.device), ": asked for ", bytes, " bytes, ",
-              use.free, " of ", use.total, " are free and ", use.reserved,
-              " reserved by the pool; need a smaller step or a freed one");
-    }
-    check_call(result, "cuMemAllocAsync");
+    const CUdeviceptr memory = take(gpu_, bytes, stream_);
     return {reinterpret_cast<void*>(memory), [self = shared_from_this()](void* pointer) {
                 try {
                     const Driver& table = driver();
@@ -78,7 +49,11 @@ std::shared_ptr<void> Stream::allocate(uint64_t bytes) {
             }};
 }
 
-void Stream::ready_stage() {
+void Stream::ready_stage(uint64_t bytes) {
+    if (bytes >= UploadRing::kLeast) {
+        if (!ring_) ring_ = std::make_unique<UploadRing>(gpu_, stream_);
+        return;
+    }
     if (pinned_) return;
     const Driver& cu = driver();
     const Scope scope(gpu_);
@@ -91,7 +66,7 @@ void Stream::ready_stage() {
 
 char* Stream::stage(uint64_t wanted, uint64_t* got) {
     const Driver& cu = driver();
-    ready_stage();
+    ready_stage(0);
     const int half = static_cast<int>(used_ / kHalf);
     uint64_t room = (kHalf - used_ % kHalf) / 256 * 256;
     if (room < std::min<uint64_t>(wanted, kHalf)) {
@@ -115,11 +90,15 @@ void Stream::upload(void* to, const void* from, uint64_t bytes) {
         const Part whole{0, from, bytes};
         return upload(to, {&whole, 1});
     }
+    if (bytes >= UploadRing::kLeast) {
+        ready_stage(bytes);
+        return ring_->upload(address(to), static_cast<const char*>(from), bytes);
+    }
     const Driver& cu = driver();
     const Scope scope(gpu_);
     for (uint64_t done = 0, part = 0; done < bytes; done += part) {
         char* staged = stage(bytes - done, &part);
-        copy_on_host(staged, static_cast<const char*>(from) + done, part);
+        std::memcpy(staged, static_cast<const char*>(from) + done, part);
         AICF_CU(cu, cuMemcpyHtoDAsync, address(static_cast<char*>(to) + done), staged, part,
                 stream_);
     }
@@ -234,6 +213,16 @@ uint64_t Stream::capture_of(intptr_t other) {
     check_call(cu.capture_info(reinterpret_cast<CUstream>(other), &status, &number),
                "cuStreamGetCaptureInfo");
     return status == CU_STREAM_CAPTURE_STATUS_NONE ? 0 : number;
+}
+
+void Stream::pace() {
+    const Driver& cu = driver();
+    const Scope scope(gpu_);
+    for (CUevent& event : paced_)
+        if (!event) AICF_CU(cu, cuEventCreate, &event, CU_EVENT_DISABLE_TIMING);
+    AICF_CU(cu, cuEventRecord, paced_[pace_], stream_);
+    pace_ = 1 - pace_;
+    AICF_CU(cu, cuEventSynchronize, paced_[pace_]);  // at once, if it was never recorded
 }
 
 std::shared_ptr<void> Stream::zeros(uint64_t bytes) {

@@ -10,6 +10,8 @@
 
 namespace aicf::cuda {
 
+class UploadRing;
+
 class Stream : public std::enable_shared_from_this<Stream> {
   public:
     explicit Stream(Gpu& gpu);
@@ -19,11 +21,10 @@ class Stream : public std::enable_shared_from_this<Stream> {
 
     CUstream handle() const { return stream_; }
     Gpu& gpu() const { return gpu_; }
-    /// From the device's stream-ordered pool; OutOfMemory after one trim and retry. Freed in the
-    /// stream's order.
+    /// As take(); freed in the stream's order.
     std::shared_ptr<void> allocate(uint64_t bytes);
-    /// Makes the staging memory, if it is not there.
-    void ready_stage();
+    /// Makes the staging memory for uploads of so many bytes, if it is not there.
+    void ready_stage(uint64_t bytes);
     /// Host to device; `from` may be reused when the call returns.
     void upload(void* to, const void* from, uint64_t bytes);
     /// So few bytes the driver takes up as the copy is enqueued, from memory that is not pinned: of
@@ -45,6 +46,8 @@ class Stream : public std::enable_shared_from_this<Stream> {
     void copy(void* to, const void* from, uint64_t bytes);
     void clear(void* to, uint64_t bytes);
     void synchronize();
+    /// Waits for what was enqueued before the last call of this.
+    void pace();
     void order_after(intptr_t other);   // our work from here on waits for what `other` holds now
     void order_before(intptr_t other);  // what `other` gets from here on waits for our work
     /// What a stream holds now, behind what was marked before; none: ours. It is recorded at once,
@@ -82,6 +85,9 @@ class Stream : public std::enable_shared_from_this<Stream> {
     uint64_t used_ = 0;     // of both halves
     CUevent left_[2] = {};  // recorded when a half was left
     bool pending_[2] = {};
+    CUevent paced_[2] = {};
+    int pace_ = 0;                      // the event that the next pace() records
+    std::unique_ptr<UploadRing> ring_;  // of uploads of UploadRing::kLeast bytes and more
 };
 
 }  // namespace aicf::cuda

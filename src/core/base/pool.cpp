@@ -1,4 +1,4 @@
-#include "kernels/cpu/pool.h"
+#include "core/base/pool.h"
 
 #include <pthread.h>
 #include <sched.h>
@@ -20,14 +20,13 @@
 #include "core/base/float_mode.h"
 #include "core/base/fork.h"
 #include "core/base/threads.h"
-#include "kernels/cpu/backend.h"
-#include "kernels/cpu/thresholds.h"
 
-namespace aicf::cpu {
+namespace aicf {
 
 namespace {
 
 constexpr int kMaxThreads = 256;
+constexpr int kChunks = 2;  // for each thread; more would pack a product's operands anew
 constexpr size_t kStackBytes = 4 << 20;  // a block of many operands takes more than musl's default
 constexpr auto kSpin = std::chrono::microseconds(200);
 
@@ -332,4 +331,4 @@ void run_parallel(RegionFn fn, const void* context, int64_t units, int threads) 
     workers->run(fn, context, units, threads);
 }
 
-}  // namespace aicf::cpu
+}  // namespace aicf
