@@ -368,15 +368,23 @@ def memory_h200():
     return about + "\n\n" + table(("", "TB/s"), rows)
 
 
-def sweep_cpu():
-    run = load("sweep")
+def search(name):
+    run = load(name)
     rows = []
     for row in run["rows"]:
         middle, low, high = row["ratio"]
         ratio = "" if row["name"] == "aicf" else f"{middle:.2f} [{low:.2f} .. {high:.2f}]"
         rows.append((row["name"], f"{row['s']:.2f}", f"{row['us']:.1f}", ratio))
     head = ("", "s", "µs a step", "ratio")
-    return source(run, f"; {run['note']}") + "\n\n" + table(head, rows)
+    return source(run, f"; {run['note']}" if "note" in run else "") + "\n\n" + table(head, rows)
+
+
+def sweep_cpu():
+    return search("sweep")
+
+
+def sweep_gpu():
+    return search("sweep_gpu")
 
 
 def where(run):

@@ -286,6 +286,47 @@ run_many(watched, x=x[:9], t=t[:9])
     assert alone[0] == alone[3] == 9  # what lies side by side comes by one copy
 
 
+def test_uploads_beside_a_step(together):
+    """Each copy stands behind those that it would spoil, each of the host behind the device's; what
+    several threads take goes whole, and a step meanwhile needs none of its memory."""
+    script = """
+import numpy as np
+calls = {name: 0 for name in (b"cuMemAllocHost_v2", b"cuMemcpyHtoDAsync_v2")}
+count = ctypes.CDLL("libcuda.so.1").fake_cuda_count
+def since():
+    made = {name: count(name) - before for name, before in calls.items()}
+    calls.update((name, count(name)) for name in calls)
+    return list(made.values())
+rng = np.random.default_rng(3)
+step = base().compile(device="cuda")
+address = memory(product(*LARGE).compile(device="cuda", capture=False).params["W"])
+step.bind(x=on_device(address, FEED, "float32"))
+lies = np.ctypeslib.as_array((ctypes.c_float * (FEED[0] * FEED[1])).from_address(address))
+since()
+x = rng.random((64, *FEED), dtype=np.float32)
+for one in x:
+    step(x=one)
+print(*since(), np.array_equal(lies, x[-1].ravel()))
+for k in range(3):
+    step.run_many(x=x[k:])
+    step.run_many(x=x[k:, :, ::-1])
+print(*since(), np.array_equal(lies, x[-1, :, ::-1].ravel()))
+g = aicf.Graph("idle")
+sizes = 32767, 32768, 1 << 20, (1 << 20) + 1, 2305501, 6000003
+for size in sizes:
+    g.param(f"p{size}", (size,))
+idle = g.compile(device="cuda", capture=False)
+values = {f"p{size}": rng.random(size, dtype=np.float32) for size in sizes}
+for _ in range(2):
+    idle.load_state_dict({**idle.state_dict(), **values})
+print(all(np.array_equal(idle.params[k].numpy(), value) for k, value in values.items()))
+"""
+    calls, many, idle = together(script)[0].splitlines()
+    assert calls == "1 64 True"  # pinned memory and copies to the device
+    assert many.startswith("0 ") and many.endswith(" True") and int(many.split()[1]) < 200
+    assert idle == "True"
+
+
 def test_what_begins_as_zero_is_not_uploaded(together):
     """An optimizer's moments, twice the params' bytes, are cleared where they lie."""
     script = """

@@ -191,11 +191,12 @@ def test_a_case_is_named_beside_its_first_peer(monkeypatch):
         assert sorted(named) == sorted(tables.NAMES.get(case, case) for case in want)
 
 
-def test_the_picture_of_the_search_says_what_its_results_say(tmp_path):
-    results, made = ROOT / "bench/results/sweep.json", tmp_path / "sweep.svg"
+@pytest.mark.parametrize("name", ["sweep", "sweep_gpu"])
+def test_the_picture_of_the_search_says_what_its_results_say(tmp_path, name):
+    results, made = ROOT / f"bench/results/{name}.json", tmp_path / "search.svg"
     command = [sys.executable, "bench/sweep.py", "--draw", results, made]
     subprocess.run(command, cwd=ROOT, check=True)
-    assert made.read_text() == (ROOT / "docs/sweep.svg").read_text()
+    assert made.read_text() == (ROOT / f"docs/{name}.svg").read_text()
     for row in json.loads(results.read_text())["rows"]:
         assert row["name"] in made.read_text() and f"{row['s']:.3g} s" in made.read_text()
 

@@ -1,16 +1,16 @@
 // What is ordered behind what: of each stream how far it knows that the others have come, by
 // events, by the host that waited, and by the legacy default stream, which waits for all and all
 // for it but those that are made non-blocking. Memory of the pool is used behind its allocation and
-// given back behind all uses. Copies come behind what they would spoil, as does what the host writes
-// to memory that they read.
+// given back behind all uses. Copies come behind what they would spoil, as does what the host
+// writes to memory that they read.
 #pragma once
 
 #include <cuda.h>
 
 #include <algorithm>
 #include <cstdint>
-#include <map>
 #include <deque>
+#include <map>
 #include <set>
 
 namespace fake {

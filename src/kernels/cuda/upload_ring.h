@@ -31,13 +31,13 @@ class UploadRing {
     Gpu& gpu_;
     const CUstream stream_;
     CUstream copies_ = nullptr;
-    char* pinned_ = nullptr;         // two halves
-    CUdeviceptr device_ = 0;         // two halves, alike
-    int half_ = 0;                   // the one in use
-    uint64_t used_ = 0;              // bytes of it
-    CUevent arrived_ = nullptr;      // what copies_ holds
-    CUevent read_[2] = {};           // by half: nothing reads its pinned memory any more
-    CUevent taken_[2] = {};          // by half: nothing reads its device memory any more
+    char* pinned_ = nullptr;     // two halves
+    CUdeviceptr device_ = 0;     // two halves, alike
+    int half_ = 0;               // the one in use
+    uint64_t used_ = 0;          // bytes of it
+    CUevent arrived_ = nullptr;  // what copies_ holds
+    CUevent read_[2] = {};       // by half: nothing reads its pinned memory any more
+    CUevent taken_[2] = {};      // by half: nothing reads its device memory any more
 };
 
 }  // namespace aicf::cuda
