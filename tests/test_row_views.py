@@ -164,3 +164,48 @@ def test_bits_of_a_network(math):
         ends.append((losses, {k: v.tobytes() for k, v in step.state_dict().items()}))
     assert ends[0] == ends[2]
     assert ends[0] == ends[1]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "spans"), [("bfloat16", True), ("float16", True), ("float32", False)]
+)
+@pytest.mark.parametrize("gradient", [False, True])
+def test_a_row_of_16_bits_asks_once_how_it_is_stored(dtype, spans, gradient):
+    g = aicf.Graph("softmax")
+    x = g.state("x", (16384, 768), dtype)
+    y = aicf.softmax(x)
+    if gradient:
+        (y,) = aicf.grad(y, [x], g.state("dy", y.shape, dtype))
+    g.output("y", y)
+    for text in _core.cuda_programs(g._core, _core.pass_names(), 132, arch="sm_90a"):
+        assert f"spans = {str(spans).lower()};" in text
+
+
+def test_norms_that_are_read_ahead_ask_once_anyhow():
+    g = aicf.Graph("norm")
+    g.output("y", aicf.layer_norm(g.input("x", (16384, 768), "bfloat16"), 768))
+    (text,) = _core.cuda_programs(g._core, _core.pass_names(), 132, arch="sm_90a")
+    assert "normalize_ahead<" in text and "spans = false;" in text
+    assert text.count("bool together() const") == 2  # of what is read and of what is stored
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("offset", [0, 1, 4])
+@pytest.mark.parametrize(("n", "dtype"), [(8, "float32"), (16, "float32"), (16, "float64")])
+def test_bits_of_sums_of_many_short_rows(n, dtype, offset):
+    """Of which lanes have several at once, all of them read as the first one is."""
+    (gpu, *_) = _core.cuda_info()["devices"]
+    count = 8 * 2048 * gpu["multiprocessors"] * 4 // n + 37
+    rng = np.random.default_rng(n)
+    init = rng.standard_normal((count, n + offset)).astype(dtype)
+    init[1, :3] = np.inf, -1.0, np.nan
+    ends = []
+    for device in ("cpu", "cuda"):
+        g = aicf.Graph("sums")
+        x = g.state("x", init.shape, dtype, init=init)[:, offset:]
+        for name in ("sum", "max", "prod"):
+            g.output(name, getattr(aicf, name)(x, axis=-1))
+        step = g.compile(device=device, checks="off")()
+        ends.append({name: value.numpy() for name, value in step.items()})
+    for name, value in ends[0].items():
+        np.testing.assert_array_equal(value, ends[1][name])

@@ -300,13 +300,13 @@ class RowText {
     }
 
     /// Several elements of result y<k>, stored at once as they come.
-    static std::string across(int k, const std::string& a) {
+    std::string across(int k, const std::string& a) const {
         return cat("        template <int V>\n        __device__ __forceinline__ bool together() ",
                    "const {\n            return aligned_for<V>(y", k,
                    ");\n        }\n        template <int V, bool Together>\n"
                    "        __device__ __forceinline__ void across(int64_t i, const ",
-                   a, " (&v)[V]) const {\n            store_across<V, Together>(y", k,
-                   " + i, v);\n        }\n");
+                   a, " (&v)[V]) const {\n            store_", kept_ ? "across" : "beside",
+                   "<V, Together>(y", k, " + i, v);\n        }\n");
     }
 
     /// What is left to do with element i of row r of the result: @_Put{block}(r)(i, v).
@@ -351,9 +351,12 @@ class RowText {
                     e, "> v[V / 2];\n            Words<", e, ", V>::of(all).twos(v);\n", some(true),
                     "            }\n", "            } else {\n", text, "            }\n");
         }
-        if (kept_) fields_ += across(results[0] - inputs_, a_);
-        if (filled_.warps || (ahead_ && norm_))
-            fields_ += beside_text(read, results, before, formula);
+        const bool whole = filled_.warps || (ahead_ && norm_);
+        spans_ = direct && !whole && results.size() == 1 && row_.axes == 1 &&
+                 op_.operand(results[0]).strides[row_.axis] == 1 &&
+                 is_16_bit(op_.operand(results[0]).dtype);
+        if (spans_ || kept_) fields_ += across(results[0] - inputs_, a_);
+        if (whole) fields_ += beside_text(read, results, before, formula);
         put_struct(!results.empty(), text);
     }
     void put_struct(bool stores, const std::string& some) {
@@ -361,7 +364,8 @@ class RowText {
         text_.body +=
             cat("struct @_Put {\n    static constexpr bool stores = ", stores ? "true" : "false",
                 ";\n    const @_Block& block;\n    struct Row {\n        const @_Block& block;\n",
-                fields_, "        template <int V>\n", head, "some(int64_t i, const ", a_,
+                "        static constexpr bool spans = ", spans_ ? "true" : "false", ";\n", fields_,
+                "        template <int V>\n", head, "some(int64_t i, const ", a_,
                 " (&v)[V]) const {\n", some, "        }\n", head, "operator()(int64_t i, ", a_,
                 " total) const {\n            const ", a_,
                 " v[1] = {total};\n            some(i, v);\n        }\n    };\n    __device__ "
@@ -529,6 +533,7 @@ class RowText {
     const bool ahead_;             // rows are read while their team is at the one before
     std::string arguments_;        // of the call
     std::string fields_, begins_;  // of @_Put::Row, and what they are made from
+    bool spans_ = false;           // it stores neighbours of its one result as they come
     KernelText text_;
 };
 

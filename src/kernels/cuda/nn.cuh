@@ -436,6 +436,7 @@ __device__ __forceinline__ void cross_entropy_rows(const Grid& grid, Make make, 
 /// What becomes of the elements of a row of logits: its part of the gradient.
 template <class A, int64_t N, bool Looks, class Out>
 struct GradientRow {
+    static constexpr bool spans = false;
     typedef typename RowNumber<(N < (1 << 30))>::type Number;
     Out out;
     A most, sum, share;

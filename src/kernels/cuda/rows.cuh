@@ -242,6 +242,15 @@ struct HolderOf {
     }
     template <class Out>
     __device__ __forceinline__ static void put(const Row& row, const Out& out) {
+        if constexpr (Out::spans && N % V == 0) {
+            // Asked once for all of a row's stores.
+            if (out.template together<V>()) {
+                Row::each(
+                    row, [&](int i, const A(&a)[V]) { out.template across<V, true>(i, a); },
+                    [](int, const A&) {});
+                return;
+            }
+        }
         Row::each(
             row, [&](int i, const A(&a)[V]) { out.some(i, a); },
             [&](int i, const A& a) { out(i, a); });
@@ -528,10 +537,7 @@ __device__ __forceinline__ void reduce_short(const Grid& grid, Make make, Put pu
             const int64_t r = at + k * step;
             return make(r < Shape::rows ? r : Shape::rows - 1);
         };
-        bool aligned = true;
-#pragma unroll
-        for (int k = 0; k < Lots; k++) aligned = aligned && row(k).template aligned<V>();
-        if (aligned) {
+        if (row(0).template aligned<V>()) {  // as all rows are, or none
 #pragma unroll
             for (int k = 0; k < Lots; k++)
                 Team::fill(held[k], AlignedRow<decltype(row(k))>{row(k)});
