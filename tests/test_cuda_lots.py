@@ -44,15 +44,34 @@ LOTS = 16 * 132 * 256 * 8  # elements from which on an H100 takes lots
         (two, [(LOTS,), (LOTS,)], BF16, "8, 1, 2048"),
         (chain, [(LOTS,), (1,)], "float32", "4, 2, 1024"),
         (chain, [(4096, LOTS // 4096), (LOTS // 4096,)], "float32", None),
-        (lambda x: aicf.tanh(x), [(LOTS,)], "float32", None),
+        (aicf.tanh, [(LOTS,)], "float32", "4, 2, 512"),
+        (aicf.tanh, [(LOTS - 1,)], "float32", None),
+        (lambda x: aicf.sin(x * 1.7 + 0.3), [(LOTS,)], "float32", "4, 2, 512"),
+        (lambda x, y: aicf.tanh(x) + y, [(LOTS,), (LOTS,)], "float32", None),
+        (lambda x: aicf.sqrt(x) + 1.0, [(LOTS,)], "float32", None),
         (lambda x: aicf.relu(x), [(LOTS,)], "float32", None),
         (chain, [(LOTS,)], "float64", None),
     ],
-    ids=["chain", "few", "two results", "16 bits", "one number", "rows", "light", "copy", "f64"],
+    ids=[
+        "chain",
+        "few",
+        "two results",
+        "16 bits",
+        "one number",
+        "rows",
+        "light",
+        "few light",
+        "light chain",
+        "light of two",
+        "lighter",
+        "copy",
+        "f64",
+    ],
 )
 def test_what_takes_lots(make, shapes, dtype, lots):
     text = launch(make, *shapes, dtype=dtype)
     assert f"load_lots<{lots}," in text if lots else "load_lots" not in text
+    assert ("__launch_bounds__(128, 12)" in text) == (lots == "4, 2, 512")
 
 
 PAIRS = 2 * LOTS  # elements of 16 bits from which on an H100 takes two vectors of each thread
@@ -191,13 +210,18 @@ def test_bits(name, dtype):
             assert cpu[known].tobytes() == gpu[known].tobytes(), (count, cut)
 
 
+def line(x):
+    return aicf.sin(x * 1.7 + 0.3)
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", ["float16", BF16])
+@pytest.mark.parametrize("dtype", ["float32", "float16", BF16])
 def test_bits_of_pairs(dtype):
-    """The same of 16 bits, in a loop that memory bounds."""
-    wide = {"float16": np.float16, BF16: ml_dtypes.bfloat16}[dtype]
-    least = 16 * processors() * 4096
-    for make in (aicf.exp, lambda x: aicf.gelu(x, approximate="tanh")):
+    """The same of loops that memory bounds."""
+    wide = {"float32": np.float32, "float16": np.float16, BF16: ml_dtypes.bfloat16}[dtype]
+    least = 16 * processors() * (2048 if dtype == "float32" else 4096)
+    makes = (aicf.exp, lambda x: aicf.gelu(x, approximate="tanh"))
+    for make in (aicf.tanh, line) if dtype == "float32" else makes:
         for count, cut in ((least, 0), (least + 2051, 0), (least + 7, 3)):
             with np.errstate(invalid="ignore", over="ignore"):
                 x = numbers(count + cut, 7).astype(wide)

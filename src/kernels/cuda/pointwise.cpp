@@ -17,10 +17,10 @@ constexpr int64_t kAheadBlocks = 32;
 constexpr int kAheadResident = 6;
 constexpr int64_t kLotOperands = 4;       // of two vectors of each, what registers hold
 constexpr double kLotInstructions = 128;  // of an element, up to which a loop's are worth sparing
-// Instructions of an element of 16 bits from which on a thread asks for two vectors at once, and
-// blocks of a processor then.
+// Instructions of an element from which on a thread asks for two vectors at once; threads and
+// blocks of a processor then, of 16 bits and of float32.
 constexpr double kPairInstructions = 16;
-constexpr int kPairResident = 8;
+constexpr int kPairResident = 8, kWidePairThreads = 128, kWidePairResident = 12;
 
 /// How the elements of an operand are reached in the merged iteration space.
 enum class Reach { uniform, dense, inner, along, each };
@@ -321,7 +321,7 @@ class PointwiseText {
     /// The same of lots of `vectors` vectors, all of whose operands are dense or one number.
     std::pair<std::string, std::string> lot_text(int vectors) const {
         std::string loads, stores;
-        const std::string sizes = cat(width_, ", ", vectors, ", ", kThreads * width_);
+        const std::string sizes = cat(width_, ", ", vectors, ", ", threads_of_lot() * width_);
         for (size_t k = 0; k < views_.size(); k++) {
             const bool output = k >= op_.inputs.size();
             const size_t index = output ? k - op_.inputs.size() : k;
@@ -451,18 +451,23 @@ class PointwiseText {
                       most = int64_t{1} << 31;  // and what a turn of all blocks adds
         return largest <= 4 && count_ >= least && count_ < most ? vectors : 0;
     }
-    /// Whether memory is what a program of 16 bits waits for, but so many instructions pass between
-    /// its loads that one vector of a thread on its way would not keep it busy.
+    /// Whether memory is what a program waits for, but so many instructions pass between its loads
+    /// that one vector of a thread on its way would not keep it busy.
     bool takes_pairs() const {
-        return width_ == 8 && reads_one() && is_16_bit(out_.dtype) &&
+        return reads_one() && dtype_size(out_.dtype) * width_ == 16 &&
+               (is_16_bit(out_.dtype) || out_.dtype == DType::f32) &&
                instructions_of(op_) >= kPairInstructions && count_ < int64_t{1} << 31 &&
                count_ >= kLotBlocks * limits_.processors * kThreads * width_ * 2;
+    }
+    /// Of a block that takes lots. In float32 small blocks of pairs keep the most on its way.
+    int threads_of_lot() const {
+        return !heavy_ && out_.dtype == DType::f32 ? kWidePairThreads : kThreads;
     }
     /// Vectors of a lot lie as far apart as the block's threads reach; what ends within one, or has
     /// a large argument, is done vector by vector.
     void loop_of_lots(const std::string& compute, int vectors) {
-        const int apart = kThreads * width_, lot = apart * vectors;
-        text_.bound = kThreads;
+        const int apart = threads_of_lot() * width_, lot = apart * vectors;
+        text_.threads = text_.bound = threads_of_lot();
         text_.body += body_head(op_, layout_, raw_) + before_;
         std::vector<std::string> ways;  // the quickest first
         for (const bool normal : {true, false})
@@ -474,7 +479,7 @@ class PointwiseText {
             text_.blocks =
                 std::min(text_.blocks, (ahead ? kAheadBlocks : kHeavyBlocks) * limits_.processors);
         else
-            text_.resident = kPairResident;
+            text_.resident = out_.dtype == DType::f32 ? kWidePairResident : kPairResident;
         const auto [loads, stores] = lot_text(vectors);
         text_.body +=
             cat("    const uint32_t n = ", size(), ";\n    const bool wide = ", wide_,
