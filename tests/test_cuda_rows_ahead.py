@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import os
 import re
 from fractions import Fraction
 
@@ -278,6 +279,68 @@ def test_a_leaf_of_16_bits_is_taken_by_half_a_warp(n, count, wide, team):
     texts = _core.cuda_programs(g._core, _core.pass_names(), 132, "sm_90a")
     found = re.findall(r"    normalize_rows<.*?HolderOf<(.*?)>", "".join(texts))
     assert found == [f"float, {n}, {team}"]
+
+
+LASTING = 1 << 19  # elements of a processor from which on rows stay in the second cache
+
+
+@pytest.mark.parametrize(
+    ("op", "n", "count", "dtype", "lasts"),
+    [
+        ("rms_norm", 8192, 64 * 132, "bfloat16", True),
+        ("rms_norm", 8192, 64 * 132 - 1, "bfloat16", False),
+        ("rms_norm", 2048, 256 * 132, "float16", True),
+        ("layer_norm", 2048, 256 * 132, "bfloat16", False),
+        ("layer_norm", 8192, 64 * 132, "float32", False),
+        ("rms_norm", 768, 1024 * 132, "bfloat16", False),  # rows of a warp
+        ("rms_norm", 50304, 64 * 132, "bfloat16", False),  # rows that no block's registers hold
+    ],
+)
+def test_which_rows_stay_in_the_second_cache(op, n, count, dtype, lasts):
+    """Those of norms without a mean that blocks hold, many times what it has room for."""
+    g = aicf.Graph("lasting")
+    x, w = g.input("x", (count, n), dtype), g.input("w", (n,), dtype)
+    g.output("y", getattr(aicf, op)(x, n, w))
+    (text,) = _core.cuda_programs(g._core, _core.pass_names(), 132, "sm_90a")
+    assert ("Loads::lasting>" in text) == lasts
+    assert (", true>(a1, x1, i);" in text) == lasts  # the weight, too
+
+
+@pytest.mark.parametrize(
+    ("op", "n", "here"),
+    [("softmax", 768, 1), ("softmax", 64, 0), ("softmax", 8192, 0), ("log_softmax", 768, 0)],
+)
+def test_which_rows_are_loaded_where_it_is_written(op, n, here):
+    g = aicf.Graph("here")
+    g.output("y", getattr(aicf, op)(g.input("x", ((1 << 24) // n, n), "bfloat16")))
+    (text,) = _core.cuda_programs(g._core, _core.pass_names(), 132, "sm_90a")
+    assert ("Loads::here>" in text) == bool(here)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("offset", [0, 1, 4])
+@pytest.mark.parametrize("n", [1536, 2048])
+def test_bits_of_rows_that_stay_in_the_second_cache(n, offset):
+    """Of rows that begin at multiples of 16 bytes and others."""
+    (gpu, *_) = _core.cuda_info()["devices"]
+    if gpu["multiprocessors"] > 4 and "EMULATOR_FOLDER" in os.environ:
+        pytest.skip("rows of all processors are too many to emulate")
+    count = LASTING * gpu["multiprocessors"] // n + 1
+    rng = np.random.default_rng(n)
+    x = np.resize(rng.standard_normal((1 << 20) - 3, np.float32), (count, n + offset))
+    x, w = (a.astype(ml_dtypes.bfloat16) for a in (x, rng.standard_normal(n, np.float32)))
+    ends = []
+    for device in ("cpu", "cuda"):
+        g = aicf.Graph("lasting")
+        rows = g.state("x", x.shape, "bfloat16", init=x)[:, offset:]
+        weight = g.state("w", w.shape, "bfloat16", init=w)
+        g.output("rms_norm", aicf.rms_norm(rows, n, weight))
+        g.output("plain", aicf.rms_norm(rows, n))
+        g.output("gelu", aicf.gelu(aicf.rms_norm(rows, n, weight)))
+        step = g.compile(device=device, checks="off")()
+        ends.append({name: value.numpy().astype(np.float32) for name, value in step.items()})
+    for name, value in ends[0].items():
+        alike(value, ends[1][name])
 
 
 PIECES = [

@@ -303,12 +303,26 @@ template <class T>
 void ld_global_L1__no_allocate_v4_u32(u32& a, u32& b, u32& c, u32& d, const T* at) {
     ld_global_cg_v4_u32(a, b, c, d, at);
 }
+inline void createpolicy_fractional_L2__evict_last_b64(u64& policy) { policy = 0; }
+template <class T>
+void ld_global_L1__evict_last_L2__cache_hint_v4_u32(u32& a, u32& b, u32& c, u32& d, const T* at,
+                                                    u64) {
+    ld_global_cg_v4_u32(a, b, c, d, at);
+}
 template <class T>
 void ld_global_cg_v2_u32(u32& a, u32& b, const T* at) {
     emulated_api.global(at);
     u32 word[2];
     __builtin_memcpy(word, at, 8);
     a = word[0], b = word[1];
+}
+template <class T>
+void ld_global_v2_u32(u32& a, u32& b, const T* at) {
+    ld_global_cg_v2_u32(a, b, at);
+}
+template <class T>
+void ld_global_L1__evict_last_L2__cache_hint_v2_u32(u32& a, u32& b, const T* at, u64) {
+    ld_global_cg_v2_u32(a, b, at);
 }
 template <class T>
 void ld_global_cg_u32(u32& to, const T* at) {

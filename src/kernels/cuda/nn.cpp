@@ -130,8 +130,24 @@ class RowText {
                                  steps.empty() ? std::vector<int>{number} : inputs_of(op_, steps),
                                  steps, operand_text(op_, number), a_,
                                  kept_ || ahead_ || filled_.warps ? "@_Elem" : "",
-                                 filled_.warps ? own_of(position) : -1);
+                                 filled_.warps ? own_of(position) : -1, loads(position).c_str());
         arguments_ += cat(", @_Make", position, "{block}");
+    }
+
+    /// How a row's inputs are loaded, as RowOf has it, in 16 bits where it is not as the compiler
+    /// likes. Softmax of rows that a warp reads ahead by 8 bytes waits less where loads stand apart
+    /// from each other; norms without a mean, of rows that a block holds, have the second cache
+    /// write what they make before it gives up what others read.
+    std::string loads(int position) const {
+        if (limits_.one_block || limits_.major < 9 || kept_ || filled_.warps) return "";
+        for (int k : reads(position))
+            if (!is_16_bit(op_.inputs[static_cast<size_t>(k)].dtype)) return "";
+        const Team team = row_team(op_, row_, limits_);
+        if (ahead_ && name_ == "softmax" && team.warps == 1 && team.side == 4)
+            return ", true, Loads::here";
+        const bool lasts = name_ == "normalize" && !row_.attrs->flag("center") && team.warps > 1 &&
+                           team.side > 0 && rows_ * row_.n >= kLastingTerms * limits_.processors;
+        return lasts ? ", true, Loads::lasting" : "";
     }
 
     /// Of kernels that make exponentials: whether instructions are what they wait for, and whether
@@ -296,7 +312,7 @@ class RowText {
         const char* type = cuda_type(op_.operand(number).dtype);
         fields_ += cat("        ", number < inputs_ ? "const " : "", type, "* ", name, ";\n");
         begins_ += cat(", ", pointer(number), " + @_In", number, "::at(r)");
-        return cat("<V, @_Elem", number, ", ", type, ">(");
+        return cat("<V, @_Elem", number, ", ", type);
     }
 
     /// Several elements of result y<k>, stored at once as they come.
@@ -322,19 +338,20 @@ class RowText {
                                     : results.empty()
                                         ? ""
                                         : cat("r", results[0] - inputs_, "[j] = v[j];");
+        const bool lasting = loads(0).ends_with("lasting");
         const auto some = [&](bool pairs) {
             const std::string type = pairs ? "            Two<" : "            Wide<",
                               count = pairs ? "[V / 2];\n" : "[V];\n",
                               name = pairs ? "_pairs" : "_some";
             std::string load = before, store;
             for (int k : read)
-                load +=
-                    cat(type, cuda_type(op_.operand(k).dtype), "> a", k, count, "            load",
-                        name, field(k, cat("x", k)), "a", k, ", x", k, ", i);\n");
+                load += cat(type, cuda_type(op_.operand(k).dtype), "> a", k, count,
+                            "            load", name, field(k, cat("x", k)),
+                            pairs && lasting ? ", true>(a" : ">(a", k, ", x", k, ", i);\n");
             for (int number : results) {
                 const int k = number - inputs_;
                 load += cat(type, cuda_type(op_.operand(number).dtype), "> r", k, count);
-                store += cat("            store", name, field(number, cat("y", k)), "y", k, ", r",
+                store += cat("            store", name, field(number, cat("y", k)), ">(y", k, ", r",
                              k, ", i);\n");
             }
             return cat(load, "#pragma unroll\n            for (int j = 0; j < V",

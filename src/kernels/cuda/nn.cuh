@@ -36,13 +36,13 @@ template <int V, bool Together, class E>
 __device__ __forceinline__ void store_twos(E* y, const Two<E> (&a)[V / 2]) {
     Words<E, V>::of(a).store(y, V, Together);
 }
-/// load_some and store_some in pairs.
-template <int V, class Elem, class E>
+/// load_some and store_some in pairs; `Lasting`: as load_lasting().
+template <int V, class Elem, class E, bool Lasting = false>
 __device__ __forceinline__ void load_pairs(Two<E> (&a)[V / 2], const E* x, int64_t i) {
     if constexpr (Elem::step == 1) {
         const E* const from = x + Elem::at(i);
         Words<E, V> words;
-        words.load(from, V, aligned_for<V>(from));
+        words.template load<Lasting>(from, V, aligned_for<V>(from));
         words.twos(a);
     } else {
 #pragma unroll

@@ -210,6 +210,28 @@ __device__ __forceinline__ bool aligned_for(const T* p) {
 /// what it would otherwise put into the common path, an instruction for each element.
 __device__ __forceinline__ int hidden(int x) { return x * int(gridDim.z); }
 
+/// An object of 8 or 16 bytes in global memory, which the second cache gives up last, what is
+/// written meanwhile before it.
+template <class T>
+__device__ __forceinline__ T load_lasting(const T* x) {
+    static_assert(sizeof(T) == 8 || sizeof(T) == 16);
+    union {
+        uint32_t word[4];
+        T value;
+    };
+    uint64_t policy;
+    asm("createpolicy.fractional.L2::evict_last.b64 %0;" : "=l"(policy));
+    if constexpr (sizeof(T) == 16)
+        asm("ld.global.L1::evict_last.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+            : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])
+            : "l"(x), "l"(policy));
+    else
+        asm("ld.global.L1::evict_last.L2::cache_hint.v2.u32 {%0, %1}, [%2], %3;"
+            : "=r"(word[0]), "=r"(word[1])
+            : "l"(x), "l"(policy));
+    return value;
+}
+
 /// V neighbours of 16 bits, two to a word.
 template <class E>
 constexpr bool is_16_bit = same_type<E, Half> || same_type<E, Brain>;
@@ -217,10 +239,16 @@ template <class E, int V>
 struct Words {
     static_assert(is_16_bit<E> && V % 2 == 0);
     Pack<uint32_t, V / 2> words;
-    /// Of x; those past `left` are 0. `wide`: all exist and may move together.
+    /// Of x; those past `left` are 0. `wide`: all exist and may move together. `Lasting`: then as
+    /// load_lasting() loads them.
+    template <bool Lasting = false>
     __device__ __forceinline__ void load(const E* x, int left, bool wide) {
         if (wide) {
-            words = *reinterpret_cast<const Pack<uint32_t, V / 2>*>(x);
+            const auto* const all = reinterpret_cast<const Pack<uint32_t, V / 2>*>(x);
+            if constexpr (Lasting && V >= 4)
+                words = load_lasting(all);
+            else
+                words = *all;
             return;
         }
         left = hidden(left);
@@ -279,14 +307,14 @@ struct Line {
 };
 
 /// Elements [i, i + V) of n, widened; what lies past the end is not read.
-template <int V, class E>
+template <int V, class E, bool Lasting = false>
 __device__ __forceinline__ void load_dense(Wide<E> (&a)[V], const E* x, int64_t i, int64_t n,
                                            bool wide) {
     if constexpr (V == 1) {
         a[0] = widen(x[i]);
     } else if constexpr (is_16_bit<E>) {
         Words<E, V> words;
-        words.load(x + i, n - i < V ? int(n - i) : V, wide && i + V <= n);
+        words.template load<Lasting>(x + i, n - i < V ? int(n - i) : V, wide && i + V <= n);
         words.open(a);
     } else if (wide && i + V <= n) {
         const Pack<E, V> pack = *reinterpret_cast<const Pack<E, V>*>(x + i);
@@ -397,6 +425,17 @@ __device__ __forceinline__ T load_once(const T* x) {
     } else {
         return *x;
     }
+}
+/// One that is loaded where this stands, which the compiler leaves there.
+template <class T>
+__device__ __forceinline__ T load_here(const T* x) {
+    static_assert(sizeof(T) == 8);
+    union {
+        uint32_t word[2];
+        T value;
+    };
+    asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(word[0]), "=r"(word[1]) : "l"(x));
+    return value;
 }
 /// load_row() past the first cache, which may hold what was there before this kernel waited.
 template <int V, int64_t Step, class E>

@@ -121,7 +121,7 @@ std::string elements_text(const LoweredOp& op, const Reduction& r, const BlockLa
                               : read.size() > 1 ? "(a0[j] - a1[j]) * (a0[j] - a1[j])"  // mse_loss
                                                 : "a0[j]";
     return text + row_struct(op, layout, "", read, steps_between(0, r.at), value, a,
-                             across ? "@_In" : "", -1, global ? ", true, true" : ", true");
+                             across ? "@_In" : "", -1, global ? ", true, Loads::once" : ", true");
 }
 
 /// A sum by a count; by a power of two as a product, which has the same bits and needs no division.

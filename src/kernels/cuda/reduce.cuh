@@ -69,8 +69,10 @@ struct Stored {
     typedef typename WordOf<int(sizeof(E)) * each>::type Word;
     static_assert(sizeof(Word) * count == sizeof(E) * V);
     Pack<Word, count> words;
-    template <bool Together>
+    template <bool Together, bool Here = false>
     __device__ __forceinline__ static Stored load(const E* x) {
+        if constexpr (Together && Here && sizeof(words) == 8)
+            return {load_here(reinterpret_cast<const Pack<Word, count>*>(x))};
         if constexpr (Together || V == 1) return {*reinterpret_cast<const Pack<Word, count>*>(x)};
         typedef typename WordOf<sizeof(E)>::type One;
         Stored all = {};
@@ -95,11 +97,14 @@ struct Stored {
     }
 };
 
+/// How rows in global memory, which nothing reads again, are loaded: as the compiler likes; past
+/// the first cache; where it stands (8 bytes); to stay in the second cache (16 bits).
+enum class Loads { any, once, here, lasting };
+
 /// Element i of a row as type A; `some` gives elements i to i + V - 1, i a multiple of V. `Alike`:
 /// all rows begin at the same place of so many elements, up to 16 bytes; 0: they need not. `Asks`:
-/// aligned() says for a whole row how it is read, instead of each access for itself. `Once`: rows
-/// lie in global memory and nothing reads them again.
-template <class A, class E, class Elem, int Alike, bool Asks = is_16_bit<E>, bool Once = false>
+/// aligned() says for a whole row how it is read, instead of each access for itself.
+template <class A, class E, class Elem, int Alike, bool Asks = is_16_bit<E>, Loads How = Loads::any>
 struct RowOf {
     const E* x;
     __device__ __forceinline__ explicit RowOf(const E* base) : x(base) {}
@@ -114,7 +119,7 @@ struct RowOf {
                                                              : 16 / int(sizeof(E));
     /// Whether elements are loaded so. Of 16 bits that is slower.
     template <int V>
-    static constexpr bool once = Once && asks && sizeof(E) == 4 && V == 4;
+    static constexpr bool once = How == Loads::once && asks && sizeof(E) == 4 && V == 4;
     /// Whether some<V, true>() may be called.
     template <int V>
     __device__ __forceinline__ bool aligned() const {
@@ -135,7 +140,8 @@ struct RowOf {
 #pragma unroll
                     for (int j = 0; j < each; j++) v[j] = widen(pack.at[j]);
                 } else {
-                    load_dense<each, E>(v, from, 0, each, wide && !once<each>);
+                    load_dense<each, E, How == Loads::lasting>(v, from, 0, each,
+                                                               wide && !once<each>);
                 }
 #pragma unroll
                 for (int j = 0; j < each; j++) a[part + j] = static_cast<A>(v[j]);
@@ -155,7 +161,8 @@ struct RowOf {
     template <int V, class In, bool Together>
     __device__ __forceinline__ Stored<E, In::step == 0 ? 1 : V> across(int64_t i) const {
         static_assert(V == 1 || In::step >= 0);
-        return Stored < E, In::step == 0 ? 1 : V > ::template load<Together>(x + Elem::at(i));
+        typedef Stored<E, In::step == 0 ? 1 : V> Neighbours;
+        return Neighbours::template load<Together, How == Loads::here>(x + Elem::at(i));
     }
     template <int V, class In>
     __device__ __forceinline__ bool together() const {

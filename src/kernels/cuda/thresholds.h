@@ -67,6 +67,10 @@ constexpr int64_t kept_bytes(int64_t n, int64_t size, int64_t rows) {
 }
 // Elements of a processor from which on instructions are what teams that hold rows wait for.
 constexpr int64_t kManyTerms = 32 * 1024;
+// Elements of a processor, in 16 bits, from which on rows that blocks hold stay in the second cache
+// for longer than what is made of them, of which it could not have kept half anyhow: on an H200
+// 132 MiB.
+constexpr int64_t kLastingTerms = 1 << 19;
 constexpr int64_t kAheadRows = 4;  // of a team, from which on it reads them ahead
 // Sums over rows beside a norm's gradient: elements of a row at least, its leaves at most, elements
 // of all rows at least, of float32 twice as many (1024x1024 took 17.2 us for 13.7); registers and
