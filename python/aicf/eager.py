@@ -32,37 +32,8 @@ class Event(NamedTuple):
 
 def _quick(checked_call: Function) -> Function:
     """Before the checked call, which takes a microsecond: the usual kinds of argument, at once."""
-
-    @functools.wraps(checked_call)
-    def call(
-        op: Any,
-        inputs: Any,
-        outputs: Any,
-        attrs: Any = None,
-        stream: Any = None,
-        sync: Any = "full",
-        *more: Any,
-        **named: Any,
-    ) -> Event | None:
-        name = op._value_ if type(op) is OpKind else op
-        plain = type(name) is str and name.isascii() and type(sync) is str and sync.isascii()
-        if not plain or more or named:
-            return checked_call(op, inputs, outputs, attrs, stream, sync, *more, **named)
-        if attrs is None:
-            attrs = _NONE
-        elif type(attrs) is not dict:
-            return checked_call(op, inputs, outputs, attrs, stream, sync)
-        try:
-            device = _core.op_call(name, inputs, outputs, attrs, stream, sync)
-        except (_core.GraphError, _core.ShapeError, _core.DTypeError) as error:
-            placed(error)
-            raise
-        return None if device is None else Event(device)
-
-    return call  # type: ignore[return-value]
-
-
-_NONE: dict[str, Any] = {}
+    call = _core.quick_op_call(checked_call, OpKind, Event, placed)
+    return functools.update_wrapper(call, checked_call)  # type: ignore[arg-type, return-value]
 
 
 @_quick

@@ -110,6 +110,10 @@ TensorRef tensor_or_numbers(nb::handle object, DType wanted, const char* where);
 Attrs to_attrs(const nb::dict& dict);
 /// A stream of any framework, or its number as DLPack counts them; none for None.
 std::optional<intptr_t> stream_of(nb::handle object);
+/// Its class in Python.
+PyObject* error_class(ErrorKind kind);
+/// Sets the Python error of the exception that is handled, if it is one of core's; else throws it.
+void set_core_error();
 /// Sets the error that a BadValue is in Python; false for any other exception.
 bool set_bad_value(const Error& error, PyObject* type);
 /// True for an Array that is an output of a step: what enters as a tensor is a copy of it.

@@ -265,6 +265,7 @@ namespace {
 /// As describe(), of a tensor that has nothing unusual; else false.
 bool place_plain(TensorRef& ref, const DLTensor& tensor) {
     constexpr int64_t kMost = int64_t{1} << 31;  // elements, and of a stride
+    if (tensor.device.type != kDLCUDA) return false;
     if (tensor.ndim < 0 || tensor.ndim > kMaxDims || !tensor.data) return false;
     if (tensor.ndim > 0 && (!tensor.shape || !tensor.strides)) return false;
     int found = 0;
@@ -613,20 +614,26 @@ std::optional<intptr_t> work_stream(nb::handle object) {
     return stream ? stream : 1;
 }
 
-bool peek_tensor(nb::handle object, TensorRef& ref) {
+bool peek_tensor(nb::handle object, TensorRef& ref, CurrentStream& known) {
     Route scratch;
     const Route& route = find_route(object, scratch);
     if (!route.api || route.own) return false;
     const auto failed = [] { return PyErr_Clear(), false; };
-    void* now = nullptr;
     const auto current = [&](const DLDevice& device) {
         if (device.type != kDLCUDA) return false;
-        return !route.api->current_work_stream(device.type, device.id, &now) || failed();
+        if (known.of != route.api || known.device != device.id) {
+            void* now = nullptr;
+            if (route.api->current_work_stream(device.type, device.id, &now)) return failed();
+            const auto stream = reinterpret_cast<intptr_t>(now);
+            known = {route.api, device.id, stream ? stream : 1};
+        }
+        ref.stream = known.stream;
+        return true;
     };
     if (route.api->view_object && route.is_neg) {  // only PyTorch's are known to be writable
         DLTensor seen;
         if (route.api->view_object(object.ptr(), &seen)) return failed();
-        if (!current(seen.device) || !place_plain(ref, seen)) return false;
+        if (!place_plain(ref, seen) || !current(seen.device)) return false;
     } else {
         DLManagedTensorVersioned* managed = nullptr;
         if (route.api->from_object(object.ptr(), &managed)) return failed();
@@ -640,8 +647,6 @@ bool peek_tensor(nb::handle object, TensorRef& ref) {
     }
     if (route.is_neg && may_be_part(ref)) return false;
     ref.read_only |= route.immutable;
-    const auto stream = reinterpret_cast<intptr_t>(now);
-    ref.stream = stream ? stream : 1;
     return true;
 }
 

@@ -127,10 +127,16 @@ TensorRef import_tensor(nanobind::handle object, const char* where,
 std::optional<intptr_t> producer_stream(nanobind::handle object, Device device);
 /// The same of a tensor of a GPU, 1 for the legacy default one; empty for any other object.
 std::optional<intptr_t> work_stream(nanobind::handle object);
+/// A framework's current stream, asked once for several tensors.
+struct CurrentStream {
+    const DLPackExchangeAPI* of = nullptr;
+    int32_t device = 0;
+    intptr_t stream = 0;
+};
 /// A tensor of a GPU by its type's exchange API, which orders nothing, with its framework's current
-/// stream (1: the legacy default). That of PyTorch has no owner: `object` keeps it. False where
-/// import_tensor() has to take it.
-bool peek_tensor(nanobind::handle object, TensorRef& ref);
+/// stream (1: the legacy default), which `known` holds where no code of a user's has run since.
+/// That of PyTorch has no owner: `object` keeps it. False where import_tensor() has to take it.
+bool peek_tensor(nanobind::handle object, TensorRef& ref, CurrentStream& known);
 
 /// A new CPU tensor from Python numbers and nested lists of them, which take the dtype `wanted`
 /// (int and float for a float, int for an integer in range, bool for bool), or from NumPy scalars,

@@ -1,11 +1,12 @@
 // The one eager door: a lowered op on the caller's tensors, and what a schema says.
 #include "core/run/eager.h"
 
+#include <memory_resource>
+
 #include "bindings/bindings.h"
+#include "bindings/eager.h"
 
 namespace aicf {
-
-namespace {
 
 const LoweredDef& lowered_def(const std::string& name) {
     if (const LoweredDef* def = find_lowered(name)) return *def;
@@ -17,11 +18,7 @@ const LoweredDef& lowered_def(const std::string& name) {
           "\"; need a name of aicf.OpKind", close);
 }
 
-/// The operands of a call, with the objects whose memory they are.
-struct Operands {
-    std::vector<TensorRef> tensors;
-    std::vector<nb::object> objects;
-};
+namespace {
 
 void check_list(const LoweredDef& def, nb::handle list, const char* kind) {
     if (!nb::isinstance<nb::list>(list) && !nb::isinstance<nb::tuple>(list))
@@ -30,21 +27,63 @@ void check_list(const LoweredDef& def, nb::handle list, const char* kind) {
               "; need a list or tuple of tensors");
 }
 
-/// Ready for use on `stream`: what its framework does on that one now comes before anyway.
-Operands import_operands(const LoweredDef& def, nb::handle list,
-                         const std::vector<std::string>& names, bool written, intptr_t stream) {
-    Operands operands;
-    const auto count = nb::len(list);
-    operands.tensors.reserve(count);
-    operands.objects.reserve(count);
-    int i = 0;
-    for (nb::handle object : list) {
-        TensorRef& ref = operands.tensors.emplace_back();
-        operands.objects.push_back(nb::borrow(object));
-        const int place = i++;
-        if (peek_tensor(object, ref) && ref.stream == stream) continue;
-        const std::string where =
-            cat(def.name, ": ", written ? "output " : "input ", operand_name(names, place));
+/// The operands of a call, inputs first, with the objects whose memory they are. What a few take
+/// comes from no allocator.
+class Operands {
+  public:
+    Operands(const LoweredDef& def, nb::handle inputs, nb::handle outputs) : def_(def) {
+        tensors_.reserve(kFew);
+        objects_.reserve(kFew);
+        add(inputs);
+        inputs_ = objects_.size();
+        add(outputs);
+    }
+
+    /// The stream a call runs on if it is a GPU's: the one given, else the outputs' framework's
+    /// current one; the legacy default where that is not known.
+    intptr_t stream_for(std::optional<intptr_t> given) const {
+        constexpr intptr_t legacy = 1;
+        if (given) return *given ? *given : legacy;
+        if (inputs_ == objects_.size()) return legacy;
+        if (tensors_[inputs_].stream) return *tensors_[inputs_].stream;
+        return work_stream(objects_[inputs_]).value_or(legacy);
+    }
+
+    /// Makes them ready for use on `stream`: what its framework does on that one now comes before
+    /// anyway.
+    void import_on(intptr_t stream) {
+        for (size_t i = 0; i < objects_.size(); i++)
+            if (tensors_[i].stream != stream) import(i, stream);
+    }
+
+    Tensors inputs() const { return Tensors(tensors_).first(inputs_); }
+    Tensors outputs() const { return Tensors(tensors_).subspan(inputs_); }
+
+  private:
+    static constexpr size_t kFew = 8;
+
+    void add(nb::handle list) {
+        const bool tuple = PyTuple_CheckExact(list.ptr());
+        if (!tuple && !PyList_CheckExact(list.ptr())) {
+            for (nb::handle object : list) add_one(object);
+            return;
+        }
+        for (Py_ssize_t i = 0; i < (tuple ? PyTuple_Size(list.ptr()) : PyList_Size(list.ptr()));
+             i++)
+            add_one(tuple ? PyTuple_GetItem(list.ptr(), i) : PyList_GetItem(list.ptr(), i));
+    }
+    void add_one(nb::handle object) {
+        objects_.push_back(nb::borrow(object));
+        TensorRef& ref = tensors_.emplace_back();
+        if (!peek_tensor(object, ref, known_)) ref = {};
+    }
+
+    void import(size_t i, intptr_t stream) {
+        const nb::handle object = objects_[i];
+        const bool written = i >= inputs_;
+        const std::string where = cat(def_.name, ": ", written ? "output " : "input ",
+                                      operand_name(written ? def_.outputs : def_.inputs,
+                                                   static_cast<int>(written ? i - inputs_ : i)));
         if (written && is_step_output(object))
             raise(ErrorKind::graph, where,
                   " is an output of a step, of which only copies are handed out; need a tensor of "
@@ -53,19 +92,18 @@ Operands import_operands(const LoweredDef& def, nb::handle list,
         options.allow_copy = false;
         options.consumer_stream = stream;
         const std::optional<intptr_t> now = work_stream(object);
-        ref = import_tensor(object, where.c_str(), options);
-        ref.stream = now;
+        tensors_[i] = import_tensor(object, where.c_str(), options);
+        tensors_[i].stream = now;
     }
-    return operands;
-}
 
-/// The stream a call runs on if it is a GPU's: the one given, else the outputs' framework's current
-/// one; the legacy default where that is not known.
-intptr_t stream_for(std::optional<intptr_t> given, nb::handle outputs) {
-    constexpr intptr_t legacy = 1;
-    if (given) return *given ? *given : legacy;
-    return nb::len(outputs) ? work_stream(nb::object(outputs[0])).value_or(legacy) : legacy;
-}
+    const LoweredDef& def_;
+    alignas(TensorRef) char room_[kFew * (sizeof(TensorRef) + sizeof(nb::object))];
+    std::pmr::monotonic_buffer_resource memory_{room_, sizeof room_};
+    std::pmr::vector<TensorRef> tensors_{&memory_};
+    std::pmr::vector<nb::object> objects_{&memory_};
+    size_t inputs_ = 0;
+    CurrentStream known_;
+};
 
 nb::dict schema(const LoweredDef& def) {
     nb::list attrs;
@@ -97,31 +135,35 @@ nb::dict schema(const LoweredDef& def) {
 
 }  // namespace
 
+nb::object eager_call(const LoweredDef& def, nb::handle inputs, nb::handle outputs,
+                      const Attrs& attrs, nb::handle stream, SyncPolicy sync) {
+    check_list(def, inputs, "inputs");
+    check_list(def, outputs, "outputs");
+    const std::optional<intptr_t> asked = stream_of(stream);
+    Operands operands(def, inputs, outputs);
+    const intptr_t on = operands.stream_for(asked);
+    operands.import_on(on);
+    const Tensors in = operands.inputs(), out = operands.outputs();
+    const Device device = out.empty() ? Device{} : out[0].device;
+    const bool cpu = device.kind == Device::cpu;
+    if (asked && cpu)
+        raise(ErrorKind::graph, "op_call: stream is ", *asked,
+              ", the outputs are on the cpu, which has none; need stream=None");
+    {
+        GilRelease release;
+        op_call(def, in, out, attrs, sync, cpu ? std::nullopt : std::optional(on));
+    }
+    return sync == SyncPolicy::event ? nb::cast(to_string(device)) : nb::none();
+}
+
 void bind_eager(nb::module_& m) {
     m.def(
         "op_call",
         [](const std::string& op, nb::handle inputs, nb::handle outputs, const nb::dict& attrs,
-           nb::handle stream, const std::string& sync) -> nb::object {
+           nb::handle stream, const std::string& sync) {
             const LoweredDef& def = lowered_def(op);
             const SyncPolicy policy = parse_sync(sync, "op_call");
-            const Attrs given = to_attrs(attrs);
-            check_list(def, inputs, "inputs");
-            check_list(def, outputs, "outputs");
-            const std::optional<intptr_t> asked = stream_of(stream);
-            const intptr_t on = stream_for(asked, outputs);
-            const Operands in = import_operands(def, inputs, def.inputs, false, on),
-                           out = import_operands(def, outputs, def.outputs, true, on);
-            const Device device = out.tensors.empty() ? Device{} : out.tensors[0].device;
-            const bool cpu = device.kind == Device::cpu;
-            if (asked && cpu)
-                raise(ErrorKind::graph, "op_call: stream is ", *asked,
-                      ", the outputs are on the cpu, which has none; need stream=None");
-            {
-                GilRelease release;
-                op_call(def, in.tensors, out.tensors, given, policy,
-                        cpu ? std::nullopt : std::optional(on));
-            }
-            return policy == SyncPolicy::event ? nb::cast(to_string(device)) : nb::none();
+            return eager_call(def, inputs, outputs, to_attrs(attrs), stream, policy);
         },
         nb::arg("op"), nb::arg("inputs").none(), nb::arg("outputs").none(), nb::arg("attrs"),
         nb::arg("stream").none(), nb::arg("sync"),
@@ -129,6 +171,9 @@ void bind_eager(nb::module_& m) {
                 "stream: object | None, sync: str) -> str | None"),
         "Runs one lowered op on the caller's tensors, and says of sync=\"event\" where; "
         "aicf.op_call is its public face.");
+    m.def("quick_op_call", &quick_op_call, nb::arg("checked"), nb::arg("kind"), nb::arg("event"),
+          nb::arg("placed"),
+          "What aicf.op_call is: `checked`, behind a look at what the usual arguments are.");
     m.def(
         "eager_synchronize",
         [](const std::string& device) {

@@ -50,6 +50,19 @@ PyMethodDef error_init = {"__init__", init_error, METH_VARARGS, nullptr};
 
 }  // namespace
 
+PyObject* error_class(ErrorKind kind) { return error_classes[static_cast<int>(kind)]; }
+
+void set_core_error() {
+    try {
+        throw;
+    } catch (const Error& error) {
+        if (!set_bad_value(error, error_classes[static_cast<int>(ErrorKind::bad_value)]))
+            set_error(error.kind(), error.what());
+    } catch (const std::bad_alloc&) {
+        set_error(ErrorKind::out_of_memory, kNoMemory);
+    }
+}
+
 void bind_errors(nb::module_& m) {
     PyObject* base = PyErr_NewExceptionWithDoc("aicf.Error", "Base of every error aicf raises.",
                                                PyExc_Exception, nullptr);
@@ -96,11 +109,8 @@ void bind_errors(nb::module_& m) {
     nb::register_exception_translator([](const std::exception_ptr& pointer, void*) {
         try {
             std::rethrow_exception(pointer);
-        } catch (const Error& error) {
-            if (!set_bad_value(error, error_classes[static_cast<int>(ErrorKind::bad_value)]))
-                set_error(error.kind(), error.what());
-        } catch (const std::bad_alloc&) {
-            set_error(ErrorKind::out_of_memory, kNoMemory);
+        } catch (...) {
+            set_core_error();
         }
     });
     dlpack_hooks.set_error = set_error;

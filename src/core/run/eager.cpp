@@ -149,7 +149,7 @@ std::string layout(const TensorRef& tensor) {
     return cat(describe(tensor), " with strides ", to_string(tensor.strides));
 }
 
-Attrs call_attrs(const LoweredDef& def, const Attrs& attrs, const std::vector<TensorRef>& inputs) {
+Attrs call_attrs(const LoweredDef& def, const Attrs& attrs, Tensors inputs) {
     Attrs complete = complete_attrs(def.attrs, attrs, def.name);
     const Attr* axis = complete.find("axis");
     const auto own = [](const AttrDef& attr) { return attr.name == "axis"; };
@@ -175,8 +175,7 @@ void check_sizes(const LoweredDef& def, const std::string& name, const TensorRef
 
 struct Call {
     const LoweredDef& def;
-    const std::vector<TensorRef>& inputs;
-    const std::vector<TensorRef>& outputs;
+    const Tensors inputs, outputs;
 
     std::string input(size_t i) const { return operand_name(def.inputs, static_cast<int>(i)); }
     std::string output(size_t i) const { return operand_name(def.outputs, static_cast<int>(i)); }
@@ -262,7 +261,7 @@ View view_of(const TensorRef& tensor) {
     return view;
 }
 
-std::vector<Type> types_of(const std::vector<TensorRef>& tensors) {
+std::vector<Type> types_of(Tensors tensors) {
     std::vector<Type> types;
     for (const TensorRef& tensor : tensors) types.push_back({tensor.dtype, tensor.shape});
     return types;
@@ -282,8 +281,7 @@ View placed_view(const LoweredDef& def, const TensorRef& tensor) {
     return view;
 }
 
-LoweredOp as_op(const LoweredDef& def, const std::vector<TensorRef>& inputs,
-                const std::vector<TensorRef>& outputs, Attrs attrs) {
+LoweredOp as_op(const LoweredDef& def, Tensors inputs, Tensors outputs, Attrs attrs) {
     LoweredOp op{&def, {}, {}, std::move(attrs), -1};
     for (const TensorRef& tensor : inputs) {
         const View view = placed_view(def, tensor);
@@ -295,8 +293,7 @@ LoweredOp as_op(const LoweredDef& def, const std::vector<TensorRef>& inputs,
 
 }  // namespace
 
-LoweredOp check_call(const LoweredDef& def, const std::vector<TensorRef>& inputs,
-                     const std::vector<TensorRef>& outputs, const Attrs& attrs) {
+LoweredOp check_call(const LoweredDef& def, Tensors inputs, Tensors outputs, const Attrs& attrs) {
     const Call call{def, inputs, outputs};
     check_arity(def.inputs, inputs.size(), def.name);
     const bool any = !def.outputs.empty() && def.outputs.back().ends_with('*');
@@ -350,38 +347,84 @@ struct Desk {
     struct Known {
         const LoweredDef* def;
         Attrs attrs;
-        std::vector<View> operands;  // inputs first
+        std::vector<View> operands;                  // inputs first
+        std::vector<std::optional<Extent>> extents;  // of them
         size_t inputs;
         BoundOp bound;                   // with the addresses of its last call
         const void* counters = nullptr;  // of that call
         bool placed = false;
+
+        /// Whether each output is writable and in a range of bytes of its own: overlaps_itself() is
+        /// settled by the layout, and no overlaps() need be asked.
+        bool is_apart(Tensors in, Tensors out) const {
+            const auto ends = [&](size_t i) {
+                const auto at =
+                    reinterpret_cast<intptr_t>((i < in.size() ? in[i] : out[i - in.size()]).data);
+                return std::pair{__int128{at} + extents[i]->low, __int128{at} + extents[i]->high};
+            };
+            if (!std::all_of(extents.begin(), extents.end(), [](const auto& e) { return !!e; }))
+                return false;
+            for (size_t o = 0; o < out.size(); o++) {
+                if (out[o].read_only) return false;
+                const auto [low, high] = ends(in.size() + o);
+                for (size_t i = 0; i < in.size() + o; i++)
+                    if (const auto other = ends(i); other.first <= high && low <= other.second)
+                        return false;
+            }
+            return true;
+        }
     };
-    std::vector<Known> known;  // the most recent, round robin
+    std::vector<Known> known;    // the most recent, round robin
+    std::vector<uint64_t> keys;  // key_of() each
     size_t next = 0;
 
-    Known* find(const LoweredDef& def, const std::vector<TensorRef>& inputs,
-                const std::vector<TensorRef>& outputs, const Attrs& attrs) {
-        const auto alike = [&](const View& view, const TensorRef& tensor) {
+    static uint64_t key_of(const LoweredDef& def, Tensors inputs, Tensors outputs) {
+        uint64_t key = reinterpret_cast<uintptr_t>(&def) + inputs.size();
+        const auto add = [&key](int64_t x) {
+            key = (key + static_cast<uint64_t>(x)) * 0x9e3779b97f4a7c15;
+        };
+        for (const Tensors tensors : {inputs, outputs})
+            for (const TensorRef& tensor : tensors) {
+                add(static_cast<int64_t>(tensor.dtype) + (int64_t{tensor.shape.rank()} << 8) +
+                    (offset_of(def, tensor) << 16));
+                for (int i = 0; i < tensor.shape.rank(); i++) {
+                    add(tensor.shape[i]);
+                    add(tensor.strides[i]);
+                }
+            }
+        return key;
+    }
+
+    Known* find(uint64_t key, const LoweredDef& def, Tensors inputs, Tensors outputs,
+                const Attrs& attrs) {
+        const auto alike = [&](const TensorRef& tensor, const View& view) {
             return view.dtype == tensor.dtype && view.shape == tensor.shape &&
                    view.strides == tensor.strides && view.offset == offset_of(def, tensor);
         };
         const auto is_it = [&](const Known& one) {
             return one.def == &def && one.inputs == inputs.size() &&
                    one.operands.size() == inputs.size() + outputs.size() &&
-                   std::equal(inputs.begin(), inputs.end(), one.operands.begin(),
-                              [&](const auto& a, const auto& b) { return alike(b, a); }) &&
+                   std::equal(inputs.begin(), inputs.end(), one.operands.begin(), alike) &&
                    std::equal(outputs.begin(), outputs.end(),
                               one.operands.begin() + static_cast<ptrdiff_t>(inputs.size()),
-                              [&](const auto& a, const auto& b) { return alike(b, a); }) &&
+                              alike) &&
                    one.attrs == attrs;
         };
-        const auto found = std::find_if(known.begin(), known.end(), is_it);
-        return found == known.end() ? nullptr : &*found;
+        for (size_t i = 0; i < keys.size(); i++)
+            if (keys[i] == key && is_it(known[i])) return &known[i];
+        return nullptr;
     }
-    Known& keep(Known one) {
+    Known& keep(uint64_t key, Known one) {
         constexpr size_t kMost = 64;
-        if (known.size() < kMost) return known.emplace_back(std::move(one));
-        return known[next++ % kMost] = std::move(one);
+        keys.reserve(kMost);
+        known.reserve(kMost);
+        if (known.size() < kMost) {
+            keys.push_back(key);
+            return known.emplace_back(std::move(one));
+        }
+        const size_t at = next++ % kMost;
+        keys[at] = key;
+        return known[at] = std::move(one);
     }
 
     /// Waits; returns what was held.
@@ -426,8 +469,7 @@ struct Desk {
     }
 
     /// Fills the block of a call with its addresses.
-    void place(Known& one, const std::vector<TensorRef>& inputs,
-               const std::vector<TensorRef>& outputs, const Scratch& borrowed) {
+    void place(Known& one, Tensors inputs, Tensors outputs, const Scratch& borrowed) {
         ArgBlock& args = *one.bound.args;
         const Kernel& kernel = *one.bound.kernel;
         bool moved = !one.placed;
@@ -436,8 +478,8 @@ struct Desk {
             at = now;
         };
         int i = 0;
-        for (const auto* tensors : {&inputs, &outputs})
-            for (const TensorRef& tensor : *tensors)
+        for (const Tensors tensors : {inputs, outputs})
+            for (const TensorRef& tensor : tensors)
                 put(const_cast<Operand&>(args.operand(i++)).ptr, tensor.data);
         put(args.workspace, kernel.workspace_bytes ? borrowed.workspace.get() : nullptr);
         void* const counters = kernel.counter_bytes ? borrowed.counters.get() : nullptr;
@@ -447,9 +489,8 @@ struct Desk {
         backend->finish_args(kernel, args, counters);
         one.placed = true;
     }
-    [[nodiscard]] Owners run_on(intptr_t stream, Known& one, const std::vector<TensorRef>& inputs,
-                                const std::vector<TensorRef>& outputs, SyncPolicy sync,
-                                OtherStreams& others);
+    [[nodiscard]] Owners run_on(intptr_t stream, Known& one, Tensors inputs, Tensors outputs,
+                                SyncPolicy sync, OtherStreams& others);
 };
 
 struct Desks {
@@ -490,13 +531,15 @@ std::shared_ptr<Desk> opened(Device device) {
 }
 
 /// A checked call with its kernel, whose block has no addresses yet.
-Desk::Known chosen(Backend& backend, LoweredOp op, const std::vector<TensorRef>& inputs,
-                   const std::vector<TensorRef>& outputs, const Attrs& attrs) {
+Desk::Known chosen(Backend& backend, LoweredOp op, Tensors inputs, Tensors outputs,
+                   const Attrs& attrs) {
     const LoweredDef& def = *op.def;
-    Desk::Known result{&def, attrs, {}, inputs.size(), {}};
-    for (const auto* tensors : {&inputs, &outputs})
-        for (const TensorRef& tensor : *tensors)
+    Desk::Known result{&def, attrs, {}, {}, inputs.size(), {}};
+    for (const Tensors tensors : {inputs, outputs})
+        for (const TensorRef& tensor : tensors) {
             result.operands.push_back(placed_view(def, tensor));
+            result.extents.push_back(is_empty(tensor.shape) ? std::nullopt : extent_of(tensor));
+        }
     if (def.gemm && !attrs.find("order")) set_product_order(op, backend.target().tensor_cores());
     BoundOp& bound = result.bound;
     bound.kernel = backend.target().select(op);
@@ -510,8 +553,8 @@ Desk::Known chosen(Backend& backend, LoweredOp op, const std::vector<TensorRef>&
 /// A call on its caller's stream. Later calls, or the host, wait for one that borrows memory, that
 /// holds operands or that has an event: it comes behind all such calls before it, and is marked.
 /// Returns what need no longer be held.
-Owners Desk::run_on(intptr_t stream, Known& one, const std::vector<TensorRef>& inputs,
-                    const std::vector<TensorRef>& outputs, SyncPolicy sync, OtherStreams& others) {
+Owners Desk::run_on(intptr_t stream, Known& one, Tensors inputs, Tensors outputs, SyncPolicy sync,
+                    OtherStreams& others) {
     constexpr size_t kMostHolding = 64;
     const Kernel& kernel = *one.bound.kernel;
     const bool borrows = kernel.workspace_bytes || kernel.counter_bytes;
@@ -529,7 +572,7 @@ Owners Desk::run_on(intptr_t stream, Known& one, const std::vector<TensorRef>& i
     const auto kept = [&](const TensorRef& tensor) {
         return sync != SyncPolicy::full && tensor.owner && tensor.stream != stream;
     };
-    const auto add = [&](const std::vector<TensorRef>& tensors) {
+    const auto add = [&](Tensors tensors) {
         for (const TensorRef& tensor : tensors)
             if (kept(tensor)) held.push_back(tensor.owner);
     };
@@ -551,9 +594,8 @@ Owners Desk::run_on(intptr_t stream, Known& one, const std::vector<TensorRef>& i
 
 }  // namespace
 
-void op_call(const LoweredDef& def, const std::vector<TensorRef>& inputs,
-             const std::vector<TensorRef>& outputs, const Attrs& attrs, SyncPolicy sync,
-             std::optional<intptr_t> stream) {
+void op_call(const LoweredDef& def, Tensors inputs, Tensors outputs, const Attrs& attrs,
+             SyncPolicy sync, std::optional<intptr_t> stream) {
     refuse_in_host_call();
     const FloatMode mode;
     std::shared_ptr<Desk> held = outputs.empty() ? nullptr : opened(outputs[0].device);
@@ -569,14 +611,15 @@ void op_call(const LoweredDef& def, const std::vector<TensorRef>& inputs,
     Owners done;
     {
         const std::lock_guard guard(at.lock);
-        Desk::Known* known = at.find(def, inputs, outputs, attrs);
+        const uint64_t key = Desk::key_of(def, inputs, outputs);
+        Desk::Known* known = at.find(key, def, inputs, outputs, attrs);
         if (known) {
             const Call call{def, inputs, outputs};
             call.check_devices();
-            call.check_memory();
+            if (!known->is_apart(inputs, outputs)) call.check_memory();
         } else {
             if (!fresh) fresh = check_call(def, inputs, outputs, attrs);
-            known = &at.keep(chosen(*at.backend, std::move(*fresh), inputs, outputs, attrs));
+            known = &at.keep(key, chosen(*at.backend, std::move(*fresh), inputs, outputs, attrs));
         }
         if (!others) {
             at.place(*known, inputs, outputs, at.lend(*known->bound.kernel, nullptr));
@@ -610,11 +653,10 @@ void eager_close() {
     }
 }
 
-uint64_t workspace_bytes(const LoweredDef& def, const std::vector<TensorRef>& inputs,
-                         const Attrs& attrs, Device device) {
+uint64_t workspace_bytes(const LoweredDef& def, Tensors inputs, const Attrs& attrs, Device device) {
     const FloatMode mode;
     check_arity(def.inputs, inputs.size(), def.name);
-    std::vector<TensorRef> in = inputs, out;
+    std::vector<TensorRef> in(inputs.begin(), inputs.end()), out;
     for (size_t i = 0; i < in.size(); i++) {
         check_sizes(def, operand_name(def.inputs, static_cast<int>(i)), in[i]);
         in[i].strides = contiguous_strides(in[i].shape);

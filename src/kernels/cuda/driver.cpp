@@ -66,9 +66,11 @@ void load(Loaded& loaded) {
 
 /// Lives as long as the process, as all that a Step in a global needs at its end.
 Loaded& loaded_once() {
-    static Loaded& loaded = *new Loaded;
-    static std::once_flag once;
-    std::call_once(once, [] { load(loaded); });
+    static Loaded& loaded = *[] {
+        auto fresh = std::make_unique<Loaded>();
+        load(*fresh);
+        return fresh.release();
+    }();
     return loaded;
 }
 
