@@ -86,7 +86,7 @@ class Scene:
 
 def functions():
     for name in aicf.__all__:
-        if inspect.isfunction(getattr(aicf, name)):
+        if inspect.isroutine(getattr(aicf, name)):
             yield name, lambda scene, name=name: getattr(aicf, name)
     for module in (aicf.init, aicf.optim):
         for name, item in vars(module).items():

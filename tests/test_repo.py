@@ -366,7 +366,7 @@ def test_functions_have_an_example():
     without = [
         name
         for name, item in public_objects()
-        if inspect.isfunction(item) or isinstance(item, type) and issubclass(item, optim.Optimizer)
+        if inspect.isroutine(item) or isinstance(item, type) and issubclass(item, optim.Optimizer)
         if ">>>" not in (item.__doc__ or "") and item is not optim.Optimizer
     ]
     assert without == []

@@ -332,7 +332,6 @@ struct Scratch {
 /// streams. What one call must leave to the next, scratch memory and operands that no framework
 /// gives back in the order of that stream, goes by the backend's mark: behind it all is done.
 struct Desk {
-    std::mutex lock;
     std::unique_ptr<Backend> backend;
     Scratch scratch;
     /// Of calls that a stream's capture recorded, by the capture and the stream: the graph uses it
@@ -347,8 +346,8 @@ struct Desk {
     struct Known {
         const LoweredDef* def;
         Attrs attrs;
-        std::vector<View> operands;                  // inputs first
-        std::vector<std::optional<Extent>> extents;  // of them
+        std::vector<View> operands;   // inputs first
+        std::vector<Extent> extents;  // of them; none where one is empty
         size_t inputs;
         BoundOp bound;                   // with the addresses of its last call
         const void* counters = nullptr;  // of that call
@@ -357,13 +356,12 @@ struct Desk {
         /// Whether each output is writable and in a range of bytes of its own: overlaps_itself() is
         /// settled by the layout, and no overlaps() need be asked.
         bool is_apart(Tensors in, Tensors out) const {
+            if (extents.empty()) return false;
             const auto ends = [&](size_t i) {
-                const auto at =
-                    reinterpret_cast<intptr_t>((i < in.size() ? in[i] : out[i - in.size()]).data);
-                return std::pair{__int128{at} + extents[i]->low, __int128{at} + extents[i]->high};
+                const TensorRef& tensor = i < in.size() ? in[i] : out[i - in.size()];
+                const __int128 at = reinterpret_cast<intptr_t>(tensor.data);
+                return std::pair{at + extents[i].low, at + extents[i].high};
             };
-            if (!std::all_of(extents.begin(), extents.end(), [](const auto& e) { return !!e; }))
-                return false;
             for (size_t o = 0; o < out.size(); o++) {
                 if (out[o].read_only) return false;
                 const auto [low, high] = ends(in.size() + o);
@@ -493,41 +491,49 @@ struct Desk {
                                 SyncPolicy sync, OtherStreams& others);
 };
 
-struct Desks {
-    const int born = forks();
-    std::mutex lock;
-    std::map<std::pair<int, int>, std::shared_ptr<Desk>> open;
+/// Where the desk of a device is, which is made at its first call. Never destroyed, since a device
+/// may be gone before static destructors run.
+struct Place {
+    const Device device;
+    Place* const next;
+    std::mutex lock;  // of the desk as well
+    std::shared_ptr<Desk> desk = {};
+
+    Desk& open() {
+        if (!desk) {
+            auto made = std::make_shared<Desk>();
+            made->backend = open_backend(device);
+            desk = std::move(made);
+        }
+        return *desk;
+    }
 };
 
-/// Never destroyed, since a device may be gone before static destructors run. A forked child opens
-/// its own, since a thread of the parent may have held the locks.
-Desks& desks() {
-    static std::atomic<Desks*> all{nullptr};
-    Desks* found = all.load();
+struct Places {
+    const int born = forks();
+    std::atomic<Place*> first{nullptr};
+};
+
+/// A forked child has its own, since a thread of the parent may have held the locks.
+Places& places() {
+    static std::atomic<Places*> all{nullptr};
+    Places* found = all.load();
     while (!found || found->born != forks()) {
-        auto* const fresh = new Desks;
+        auto* const fresh = new Places;
         if (all.compare_exchange_strong(found, fresh)) return *fresh;
         delete fresh;
     }
     return *found;
 }
 
-std::shared_ptr<Desk> desk(Device device) {
-    const std::lock_guard guard(desks().lock);
-    std::shared_ptr<Desk>& found = desks().open[{device.kind, device.index}];
-    if (!found) {
-        auto made = std::make_shared<Desk>();
-        made->backend = open_backend(device);
-        found = std::move(made);
+Place& place_of(Device device) {
+    Places& all = places();
+    for (Place* first = all.first.load();;) {
+        for (Place* one = first; one; one = one->next)
+            if (one->device == device) return *one;
+        auto made = std::make_unique<Place>(device, first);
+        if (all.first.compare_exchange_strong(first, made.get())) return *made.release();
     }
-    return found;
-}
-
-/// The shared state of a device, if it was opened.
-std::shared_ptr<Desk> opened(Device device) {
-    const std::lock_guard guard(desks().lock);
-    const auto found = desks().open.find({device.kind, device.index});
-    return found == desks().open.end() ? nullptr : found->second;
 }
 
 /// A checked call with its kernel, whose block has no addresses yet.
@@ -538,8 +544,10 @@ Desk::Known chosen(Backend& backend, LoweredOp op, Tensors inputs, Tensors outpu
     for (const Tensors tensors : {inputs, outputs})
         for (const TensorRef& tensor : tensors) {
             result.operands.push_back(placed_view(def, tensor));
-            result.extents.push_back(is_empty(tensor.shape) ? std::nullopt : extent_of(tensor));
+            if (const auto extent = extent_of(tensor); extent && !is_empty(tensor.shape))
+                result.extents.push_back(*extent);
         }
+    if (result.extents.size() != result.operands.size()) result.extents.clear();
     if (def.gemm && !attrs.find("order")) set_product_order(op, backend.target().tensor_cores());
     BoundOp& bound = result.bound;
     bound.kernel = backend.target().select(op);
@@ -598,19 +606,18 @@ void op_call(const LoweredDef& def, Tensors inputs, Tensors outputs, const Attrs
              SyncPolicy sync, std::optional<intptr_t> stream) {
     refuse_in_host_call();
     const FloatMode mode;
-    std::shared_ptr<Desk> held = outputs.empty() ? nullptr : opened(outputs[0].device);
-    std::optional<LoweredOp> fresh;
-    if (!held) {
-        fresh = check_call(def, inputs, outputs, attrs);  // before a device is opened
-        held = desk(outputs[0].device);
-    }
-    Desk& at = *held;
-    OtherStreams* const others = at.backend->other_streams();
+    if (outputs.empty()) check_call(def, inputs, outputs, attrs);  // refuses
+    Place& place = place_of(outputs[0].device);
     constexpr intptr_t legacy = 1;
     const intptr_t on = stream.value_or(0) ? *stream : legacy;
     Owners done;
+    std::shared_ptr<Desk> held;  // beyond its lock
     {
-        const std::lock_guard guard(at.lock);
+        const std::lock_guard guard(place.lock);
+        std::optional<LoweredOp> fresh;
+        if (!place.desk) fresh = check_call(def, inputs, outputs, attrs);
+        Desk& at = place.open();
+        OtherStreams* const others = at.backend->other_streams();
         const uint64_t key = Desk::key_of(def, inputs, outputs);
         Desk::Known* known = at.find(key, def, inputs, outputs, attrs);
         if (known) {
@@ -625,31 +632,30 @@ void op_call(const LoweredDef& def, Tensors inputs, Tensors outputs, const Attrs
             at.place(*known, inputs, outputs, at.lend(*known->bound.kernel, nullptr));
             return at.backend->run(known->bound);
         }
+        if (sync == SyncPolicy::full) held = place.desk;
         done = at.run_on(on, *known, inputs, outputs, sync, *others);
     }
-    if (sync == SyncPolicy::full) others->wait_for(on);  // others may call meanwhile
+    if (held) held->backend->other_streams()->wait_for(on);  // others may call meanwhile
 }
 
 void eager_synchronize(Device device) {
-    const auto held = desk(device);
     Owners done;
-    const std::lock_guard guard(held->lock);
-    done = held->synchronize();
+    Place& place = place_of(device);
+    const std::lock_guard guard(place.lock);
+    done = place.open().synchronize();
 }
 
 void eager_close() {
-    decltype(Desks::open) closing;
-    {
-        const std::lock_guard guard(desks().lock);
-        closing.swap(desks().open);
-    }
-    for (auto& [device, held] : closing) {
+    for (Place* place = places().first.load(); place; place = place->next) {
         Owners done;
-        const std::lock_guard guard(held->lock);
-        done = held->synchronize();
-        if (held->captured.empty()) continue;
-        new auto(std::move(held->captured));  // for good, as its graphs may be launched yet
-        new auto(std::move(held->outgrown));
+        std::shared_ptr<Desk> closing;
+        const std::lock_guard guard(place->lock);
+        closing.swap(place->desk);
+        if (!closing) continue;
+        done = closing->synchronize();
+        if (closing->captured.empty()) continue;
+        new auto(std::move(closing->captured));  // for good, as its graphs may be launched yet
+        new auto(std::move(closing->outgrown));
     }
 }
 
@@ -670,9 +676,9 @@ uint64_t workspace_bytes(const LoweredDef& def, Tensors inputs, const Attrs& att
         check_sizes(def, "the result", ref);
         out.push_back(std::move(ref));
     }
-    const auto held = desk(device);
-    Desk& at = *held;
-    const std::lock_guard guard(at.lock);
+    Place& place = place_of(device);
+    const std::lock_guard guard(place.lock);
+    const Desk& at = place.open();
     LoweredOp op = as_op(def, in, out, std::move(complete));
     if (def.gemm && !attrs.find("order"))
         set_product_order(op, at.backend->target().tensor_cores());
