@@ -163,7 +163,7 @@ class Table(ctypes.Structure):
                 ("view_object", pointer), ("current_stream", pointer)]
 
 class Tensor:  # as PyTorch's: on its framework's current stream, in whose order it is given back
-    stream, exported = None, 0
+    stream, exported, asked = None, 0, 0
 
     def __init__(self, *shape):
         self.shape, count = shape, 1
@@ -215,6 +215,7 @@ def export(tensor, out):
     return 0
 @ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.POINTER(pointer))
 def current(kind, index, out):
+    Tensor.asked += 1
     out[0] = Tensor.stream
     return 0
 table = Table(major=1, minor=3, from_object=ctypes.cast(export, pointer))
@@ -274,6 +275,16 @@ for shape in ((), (0, 3)):
     before = count("cuEventRecord")
     aicf.op_call("neg", [x], [y], sync="none")
     assert Tensor.exported == 0 and count("cuEventRecord") == before
+""",
+        # A framework is asked for its stream once a call, however many tensors of it there are.
+        """
+for stream in (None, c):
+    on(stream)
+    x, y = Tensor(64), Tensor(64)
+    for turn in range(2):
+        before = Tensor.asked, count("cuLaunchKernel")
+        aicf.op_call("neg", [x], [y], sync="none")
+        assert (Tensor.asked, count("cuLaunchKernel")) == (before[0] + 1, before[1] + 1)
 """,
         # Borrowed memory goes from stream to stream, and grows; a stream may be destroyed.
         "[(on(s), product(k, sync='none')) for k in (4096, 8192) for s in (None, c, b, None, c)]",

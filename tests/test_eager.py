@@ -1,5 +1,9 @@
 """op_call: one lowered op on the caller's tensors: results, in place, and what it refuses."""
 
+import copy
+import inspect
+import pickle
+
 import aicf
 import numpy as np
 import pytest
@@ -569,3 +573,57 @@ def test_host_tensor_for_a_gpu_call():
     with pytest.raises(aicf.DeviceUnavailable, match="need one device"):
         aicf.op_call("neg", [x], [out.give()])
     assert isinstance(out.memory, Cuda) and not out.changed()
+
+
+def test_it_is_a_function_to_python():
+    """Though none of Python's: what the usual arguments are is looked at before a frame is made."""
+    assert inspect.isroutine(aicf.op_call)
+    names = ["op", "inputs", "outputs", "attrs", "stream", "sync"]
+    assert list(inspect.signature(aicf.op_call).parameters) == names
+    assert aicf.op_call.__name__ == "op_call" and ">>>" in aicf.op_call.__doc__
+    assert pickle.loads(pickle.dumps(aicf.op_call)) is aicf.op_call
+    assert copy.deepcopy(aicf.op_call) is aicf.op_call
+
+
+class Text(str):
+    pass
+
+
+class Reversed(list):
+    def __iter__(self):
+        return iter(self[::-1])
+
+
+def test_arguments_by_place_and_by_name():
+    """Those of usual kinds and any others come to the same call."""
+    x, y = np.arange(6, dtype=np.float32).reshape(2, 3), np.ones((2, 3), np.float32)
+    calls = [
+        lambda out: aicf.op_call("sub", [x, y], [out]),
+        lambda out: aicf.op_call(aicf.OpKind.sub, (x, y), (out,), None, None, "full"),
+        lambda out: aicf.op_call(Text("sub"), Reversed([y, x]), [out], attrs={}, sync=Text("none")),
+        lambda out: aicf.op_call(outputs=[out], inputs=[x, y], op="".join("sub"), stream=None),
+        lambda out: aicf.op_call(**{"".join(("o", "p")): "sub"}, inputs=[x, y], outputs=[out]),
+        lambda out: aicf.op_call("sub", [x, y], [out], sync="event").wait(),
+    ]
+    for call in calls:
+        out = np.zeros_like(x)
+        assert call(out) is None
+        assert_bits(out, x - y)
+    with pytest.raises(TypeError, match="sinc"):
+        aicf.op_call("sub", [x, y], [out], sinc="none")
+    with pytest.raises(TypeError):
+        aicf.op_call("sub", [x, y], [out], op="sub")
+    with pytest.raises(TypeError):
+        aicf.op_call("sub", [x, y])
+    with pytest.raises(aicf.GraphError, match=r"sync is \"later\".*test_eager"):
+        aicf.op_call("sub", [x, y], [out], sync="later")
+    with pytest.raises(aicf.ShapeError, match="test_eager"):
+        aicf.op_call("sub", [x, y], [out[:1]])
+
+
+def test_more_calls_than_are_known():
+    for _turn in range(2):
+        for n in range(1, 80):
+            x, out = np.arange(n, dtype=np.float32), np.empty(n, np.float32)
+            aicf.op_call("neg", [x], [out])
+            assert_bits(out, -x)
