@@ -50,10 +50,16 @@ class Operands {
     }
 
     /// Makes them ready for use on `stream`: what its framework does on that one now comes before
-    /// anyway.
+    /// anyway. Once code of a user's may have run, nothing is used that nobody holds.
     void import_on(intptr_t stream) {
+        bool ran = false;
         for (size_t i = 0; i < objects_.size(); i++)
-            if (tensors_[i].stream != stream) import(i, stream);
+            if (tensors_[i].stream != stream) {
+                import(i, stream);
+                ran = true;
+            }
+        for (size_t i = 0; ran && i < objects_.size(); i++)
+            if (!tensors_[i].owner) import(i, stream);
     }
 
     Tensors inputs() const { return Tensors(tensors_).first(inputs_); }
