@@ -84,7 +84,7 @@ class Operands {
         if (!peek_tensor(object, ref, known_)) ref = {};
     }
 
-    void import(size_t i, intptr_t stream) {
+    [[gnu::noinline]] void import(size_t i, intptr_t stream) {  // it is rarely needed
         const nb::handle object = objects_[i];
         const bool written = i >= inputs_;
         const std::string where = cat(def_.name, ": ", written ? "output " : "input ",
