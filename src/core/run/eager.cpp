@@ -224,7 +224,7 @@ struct Call {
 
     /// An output must not overlap itself, another output or an input, except an input that the
     /// schema pairs with it and that has the identical layout.
-    void check_memory() const {
+    [[gnu::noinline]] void check_memory() const {
         for (size_t o = 0; o < outputs.size(); o++) {
             const TensorRef& out = outputs[o];
             if (out.read_only)
@@ -537,9 +537,9 @@ Place& place_of(Device device) {
 }
 
 /// A checked call with its kernel, whose block has no addresses yet.
-Desk::Known chosen(Backend& backend, LoweredOp op, Tensors inputs, Tensors outputs,
-                   const Attrs& attrs) {
-    const LoweredDef& def = *op.def;
+[[gnu::noinline]] Desk::Known checked(Backend& backend, const LoweredDef& def, Tensors inputs,
+                                      Tensors outputs, const Attrs& attrs) {
+    LoweredOp op = check_call(def, inputs, outputs, attrs);
     Desk::Known result{&def, attrs, {}, {}, inputs.size(), {}};
     for (const Tensors tensors : {inputs, outputs})
         for (const TensorRef& tensor : tensors) {
@@ -556,6 +556,13 @@ Desk::Known chosen(Backend& backend, LoweredOp op, Tensors inputs, Tensors outpu
     const std::vector<void*> nowhere(result.operands.size(), nullptr);
     bound.args = pack_args(op, *bound.kernel, nowhere, nullptr);
     return result;
+}
+
+/// What of a checked call is left to check in an equal one.
+void check_addresses(const Desk::Known& known, Tensors inputs, Tensors outputs) {
+    const Call call{*known.def, inputs, outputs};
+    call.check_devices();
+    if (!known.is_apart(inputs, outputs)) call.check_memory();
 }
 
 /// A call on its caller's stream. Later calls, or the host, wait for one that borrows memory, that
@@ -614,20 +621,15 @@ void op_call(const LoweredDef& def, Tensors inputs, Tensors outputs, const Attrs
     std::shared_ptr<Desk> held;  // beyond its lock
     {
         const std::lock_guard guard(place.lock);
-        std::optional<LoweredOp> fresh;
-        if (!place.desk) fresh = check_call(def, inputs, outputs, attrs);
+        if (!place.desk) check_call(def, inputs, outputs, attrs);  // before a device is opened
         Desk& at = place.open();
         OtherStreams* const others = at.backend->other_streams();
         const uint64_t key = Desk::key_of(def, inputs, outputs);
         Desk::Known* known = at.find(key, def, inputs, outputs, attrs);
-        if (known) {
-            const Call call{def, inputs, outputs};
-            call.check_devices();
-            if (!known->is_apart(inputs, outputs)) call.check_memory();
-        } else {
-            if (!fresh) fresh = check_call(def, inputs, outputs, attrs);
-            known = &at.keep(key, chosen(*at.backend, std::move(*fresh), inputs, outputs, attrs));
-        }
+        if (known)
+            check_addresses(*known, inputs, outputs);
+        else
+            known = &at.keep(key, checked(*at.backend, def, inputs, outputs, attrs));
         if (!others) {
             at.place(*known, inputs, outputs, at.lend(*known->bound.kernel, nullptr));
             return at.backend->run(known->bound);
