@@ -686,6 +686,11 @@ def op_call(op: str, inputs: object | None, outputs: object | None, attrs: dict,
     Runs one lowered op on the caller's tensors, and says of sync="event" where; aicf.op_call is its public face.
     """
 
+def quick_op_call(checked: object, kind: object, event: object, placed: object) -> object:
+    """
+    What aicf.op_call is: `checked`, behind a look at what the usual arguments are.
+    """
+
 def eager_synchronize(device: str) -> None:
     """Waits for every op_call on the device."""
 
