@@ -74,6 +74,25 @@ def test_what_takes_lots(make, shapes, dtype, lots):
     assert ("__launch_bounds__(128, 12)" in text) == (lots == "4, 2, 512")
 
 
+@pytest.mark.parametrize(
+    ("make", "operands", "dtype", "turns"),
+    [
+        (chain, 1, "float32", True),
+        (lambda x: aicf.tanh(aicf.sin(x) * aicf.exp(x)) * aicf.sigmoid(x), 1, "float32", True),
+        (chain, 1, BF16, False),
+        (two, 2, "float32", False),
+        (lambda x: (chain(x), aicf.sin(x * 3.0)), 1, "float32", False),
+        (lambda x: aicf.silu(aicf.gelu(aicf.softplus(x) * x)), 1, "float32", False),
+    ],
+    ids=["chain", "one way", "16 bits", "two operands", "two results", "no forms"],
+)
+def test_what_takes_turns(make, operands, dtype, turns):
+    """One result of one tensor, with forms of fewer steps: constants in registers, too."""
+    text = launch(make, *[(LOTS,)] * operands, dtype=dtype)
+    assert ("Turns<4, 1024, float, float>" in text) == turns
+    assert ("held(scalar::Constants())" in text) == turns
+
+
 PAIRS = 2 * LOTS  # elements of 16 bits from which on an H100 takes two vectors of each thread
 
 
@@ -102,10 +121,10 @@ def test_limits_of_operands():
     (least,) = (line for line in text.splitlines() if "const float least0" in line)
     assert "near_limit(65536.0f, scalar::abs(u1), scalar::abs(u2)), 86.0f)" in limit
     assert least.endswith("86.0f), 9.3f);")
-    assert "_near(near" not in text and text.count("_near(within") == 5
+    assert "_near(constants, near" not in text and text.count("_near(constants, within") == 5
     assert text.count("exp_normal(") == 1
     text = launch(two, (LOTS,), (LOTS,))  # a product of both has a comparison of its own
-    assert "sin_near(near" in text and "exp_near(" in text
+    assert "sin_near(constants, near" in text and "exp_near(" in text
 
 
 def squared(x, u, _):
@@ -189,6 +208,7 @@ MAKES = {
     "flat": (lambda x: chain(x, 0.0), 1),
     "two": (two, 2),
     "results": (lambda x: (chain(x), aicf.sin(x * 3.0)), 1),
+    "one way": (lambda x: aicf.tanh(aicf.sin(x) * aicf.exp(x)) * aicf.sigmoid(x), 1),
     "no forms": (lambda x: aicf.silu(aicf.gelu(aicf.softplus(x) * x) - aicf.erf(x)), 1),
 }
 
@@ -212,6 +232,19 @@ def test_bits(name, dtype):
 
 def line(x):
     return aicf.sin(x * 1.7 + 0.3)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["chain", "one way"])
+def test_bits_of_turns(name):
+    """Several lots of each block, some of which are far in one thread of a warp alone."""
+    make, _ = MAKES[name]
+    x = numbers(100 * processors() * 2048 + 1029, 11)
+    x[-40_000:-20_000:2053] = 12.0
+    ((cpu,), (gpu,)) = both(make, "float32", [x])
+    known = ~np.isnan(cpu)
+    np.testing.assert_array_equal(known, ~np.isnan(gpu))
+    assert cpu[known].tobytes() == gpu[known].tobytes()
 
 
 @pytest.mark.gpu

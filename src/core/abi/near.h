@@ -8,43 +8,47 @@ namespace aicf::scalar {
 
 // The bits of sin, cos, exp and sigmoid where these need no long reduction and no bounds. `near`
 // says whether all numbers were such ones, none a NaN; other types have no such forms.
-#define AICF_NEAR(fn)                 \
-    template <class T>                \
-    AICF_HD T fn##_near(bool&, T x) { \
-        return fn(x);                 \
+#define AICF_NEAR(fn)                                   \
+    template <class T>                                  \
+    AICF_HD T fn##_near(const Constants&, bool&, T x) { \
+        return fn(x);                                   \
     }
 AICF_NEAR(sin)
 AICF_NEAR(cos)
 AICF_NEAR(exp)
 AICF_NEAR(sigmoid)
 #undef AICF_NEAR
-AICF_HD float sin_near(bool& near, float x) {
-    near &= abs(x) <= kSinFastLimit;
-    return sin_fast(x, reduce_half(x));
+template <class T>
+AICF_HD T tanh(const Constants&, T x) {
+    return tanh(x);
 }
-AICF_HD float cos_near(bool& near, float x) {
+AICF_HD float sin_near(const Constants& c, bool& near, float x) {
+    near &= abs(x) <= kSinFastLimit;
+    return sin_fast(x, reduce_half(x, c), c);
+}
+AICF_HD float cos_near(const Constants&, bool& near, float x) {
     near &= abs(x) <= kSinFastLimit;
     return cos_fast(x, reduce_fast(x));
 }
 // e^x 2^more, a normal number: the exponent is added to by one operation.
-AICF_HD float exp_shifted(float x, float more) {
-    const float magic = 0x1.8p23f + more, big = fma(x, 1.44269502f, magic), k = big - magic;
+AICF_HD float exp_shifted(float x, float more, const Constants& c = {}) {
+    const float magic = 0x1.8p23f + more, big = fma(x, c.log2e, magic), k = big - magic;
     const float r = fma(k, 0x1.05c61p-29f, fma(k, -0x1.62e43p-1f, x));
-    return from_bits(bits(fma(exp_poly(r), r, 1.0f)) + (bits(big) << 23));
+    return from_bits(bits(fma(exp_poly(r, c), r, 1.0f)) + (bits(big) << 23));
 }
-AICF_HD float exp_near(bool& near, float x) {
+AICF_HD float exp_near(const Constants& c, bool& near, float x) {
     near &= x <= 44.0f;
-    return exp_shifted(at_least(x, -104.0f), 64.0f) * 0x1p-64f;
+    return exp_shifted(at_least(x, -104.0f), 64.0f, c) * 0x1p-64f;
 }
 // The same of x from -87 to 88, which asks for nothing.
 template <class T>
-AICF_HD T exp_normal(T x) {
+AICF_HD T exp_normal(const Constants&, T x) {
     return exp(x);
 }
-AICF_HD float exp_normal(float x) { return exp_shifted(x, 0.0f); }
-AICF_HD float sigmoid_near(bool& near, float x) {
+AICF_HD float exp_normal(const Constants& c, float x) { return exp_shifted(x, 0.0f, c); }
+AICF_HD float sigmoid_near(const Constants& c, bool& near, float x) {
     near &= abs(x) <= 86.0f;
-    const float z = exp_shifted(-x, 0.0f), q = reciprocal(z + 1.0f);
+    const float z = exp_shifted(-x, 0.0f, c), q = reciprocal(z + 1.0f);
     return fma(fma(-q, z, 1.0f) - q, q, q);
 }
 // A step of Adam whose root and quotient need no branch.

@@ -149,6 +149,14 @@ AICF_HD float rsqrt(float x) {
     return x > 0.0f && x <= 0x1.fffffep127f ? r : y;
 }
 
+// What meets another constant in one operation. An instruction of a GPU has room for one, so a loop
+// there may hold these in registers, as near.h's forms are told.
+struct Constants {
+    float log2e = 1.44269502f, exp_last = 0.00138634886f;
+    float half = 0.5f, twice_log2e = 2.0f * 1.44269502f, tanh_last = 0.0445771515f;
+    float inverse_pi = 0.318309886f, sin_last = -2.55032848e-08f;
+};
+
 // ---- exp and what is made of it ----------------------------------------------------------------
 
 struct ExpReduced {  // x = r + (e >> 23) log 2
@@ -162,8 +170,8 @@ AICF_HD ExpReduced exp_reduce(float x) {
     return {fma(k, 0x1.05c61p-29f, fma(k, -0x1.62e43p-1f, x)), bits(big) << 23};
 }
 
-AICF_HD float exp_poly(float r) {  // (e^r - 1)/r
-    return horner(r, 1.0f, 0.5f, 0.166665331f, 0.0416672453f, 0.00836762041f, 0.00138634886f);
+AICF_HD float exp_poly(float r, const Constants& c = {}) {  // (e^r - 1)/r
+    return horner(r, 1.0f, 0.5f, 0.166665331f, 0.0416672453f, 0.00836762041f, c.exp_last);
 }
 
 // e^(x + x_lo) = (hi + lo) * 2^(e >> 23) for |x| <= 120, x_lo far below x; hi in [0.7, 1.42].
@@ -293,15 +301,16 @@ AICF_HD float gelu_erf(float x) {
 
 // n/(1 + n), n = (e^(2 a) - 1)/2, a = |x| = r + k log(2)/2: n = 2^k r + (2^k - 1)/2 + 2^k r^2 p(r).
 // The first two are exact where n is small; n - q is, too, so that 1 + n need not be.
-AICF_HD float tanh(float x) {
+AICF_HD float tanh(const Constants& c, float x) {
     const float a = at_most(abs(x), 9.5f);
-    const float magic = 0x1.8p23f, big = fma(a, 2.0f * 1.44269502f, magic), k = big - magic;
+    const float magic = 0x1.8p23f, big = fma(a, c.twice_log2e, magic), k = big - magic;
     const float r = fma(k, -0x1.62e43p-2f, a), s = from_bits((bits(big) << 23) + 0x3f800000u);
-    const float p = horner(r, 1.00000012f, 0.666662574f, 0.333324224f, 0.133816704f, 0.0445771515f);
-    const float n = fma(s * (r * r), p, fma(s, r, fma(s, 0.5f, -0.5f)));
+    const float p = horner(r, 1.00000012f, 0.666662574f, 0.333324224f, 0.133816704f, c.tanh_last);
+    const float n = fma(s * (r * r), p, fma(s, r, fma(s, c.half, -0.5f)));
     const float inv = reciprocal(n + 1.0f), q = n * inv;
     return from_bits(bits(fma(fma(-q, n, n - q), inv, q)) | (bits(x) & 0x80000000u));
 }
+AICF_HD float tanh(float x) { return tanh({}, x); }
 
 AICF_HD float erf(float x) {
     const float a = abs(x) > 4.0f ? 4.0f : abs(x), s = a * a;
@@ -449,18 +458,18 @@ AICF_HD float sin_of(Angle a, uint32_t quarter_shift) {
 
 // x = hi + k pi, and a sixth of what hi^2 is rounded by. k pi's first part is exact, and so is what
 // it leaves; its factors are positive, which keeps the sign of a zero.
-AICF_HD Angle reduce_half(float x) {
-    const float magic = 0x1.8p23f, big = fma(x, 0.318309886f, magic), k = big - magic;
+AICF_HD Angle reduce_half(float x, const Constants& c = {}) {
+    const float magic = 0x1.8p23f, big = fma(x, c.inverse_pi, magic), k = big - magic;
     const float t = fma(k, -0x1.921fb4p1f, x);
     const float hi = fma(k, -0x1.84698ap-47f, fma(k, -0x1.4442d0p-23f, t));
     return {hi, 0.166666667f * fma(-hi, hi, hi * hi), bits(big)};
 }
 
 // sin and cos where |x| <= kSinFastLimit, a = reduce_half(x) and reduce_fast(x).
-AICF_HD float sin_fast(float, Angle a) {
+AICF_HD float sin_fast(float, Angle a, const Constants& c = {}) {
     const float s = a.hi * a.hi;
-    const float p = horner(s, -0.166666672f, 0.00833335053f, -0.000198430935f, 2.76270612e-06f,
-                           -2.55032848e-08f);
+    const float p =
+        horner(s, -0.166666672f, 0.00833335053f, -0.000198430935f, 2.76270612e-06f, c.sin_last);
     return from_bits(bits(fma(fma(s, p, a.lo), a.hi, a.hi)) + (a.quarter << 31));
 }
 AICF_HD float cos_fast(float, Angle a) { return sin_of(a, 1); }

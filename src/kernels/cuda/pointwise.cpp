@@ -11,10 +11,9 @@ namespace aicf::cuda {
 
 namespace {
 
-// Where a thread asks for its next lot while it makes one: blocks of a processor, and how many it
-// holds at once.
-constexpr int64_t kAheadBlocks = 32;
-constexpr int kAheadResident = 6;
+// Where a thread takes lots in turns: blocks of a processor, and how many it holds at once.
+constexpr int64_t kTurnBlocks = 32;
+constexpr int kTurnResident = 6;
 constexpr int64_t kLotOperands = 4;       // of two vectors of each, what registers hold
 constexpr double kLotInstructions = 128;  // of an element, up to which a loop's are worth sparing
 // Instructions of an element from which on a thread asks for two vectors at once; threads and
@@ -419,6 +418,10 @@ class PointwiseText {
                  (at = compute.find(cat("scalar::", name, "("), at)) != std::string::npos;)
                 compute.replace(at, name.size() + 9, cat("scalar::", name, "_near(near, "));
         if (compute.size() == taken) return {};
+        for (const char* name :
+             {"sin_near", "cos_near", "exp_near", "exp_normal", "sigmoid_near", "tanh"})
+            compute = replaced(compute, cat("scalar::", name, "("),
+                               cat("scalar::", name, "(constants, "));
         text_.body += shared.limits;
         return shared.steps.empty()
                    ? compute
@@ -473,31 +476,40 @@ class PointwiseText {
         for (const bool normal : {true, false})
             if (std::string way = taken_near(compute, normal); !way.empty())
                 ways.push_back(std::move(way));
-        const bool ahead = heavy_ && !ways.empty() && vectors > 1 && reads_one();
+        const bool turns = heavy_ && !ways.empty() && vectors > 1 && reads_one();
         text_.blocks = ceil_div(count_, int64_t{lot});
         if (heavy_)
             text_.blocks =
-                std::min(text_.blocks, (ahead ? kAheadBlocks : kHeavyBlocks) * limits_.processors);
+                std::min(text_.blocks, (turns ? kTurnBlocks : kHeavyBlocks) * limits_.processors);
         else
             text_.resident = out_.dtype == DType::f32 ? kWidePairResident : kPairResident;
         const auto [loads, stores] = lot_text(vectors);
-        text_.body +=
-            cat("    const uint32_t n = ", size(), ";\n    const bool wide = ", wide_,
-                ";\n    const uint32_t whole = wide ? n - ", lot - apart + width_ - 1,
-                "u : 0u, step = grid.blocks * ", lot, "u;\n    uint32_t i0 = grid.block * ", lot,
-                "u + grid.thread() * ", width_, "u;\n");
-        std::string first = loads;
-        if (ahead) first = ask_ahead(vectors);
-        text_.body +=
-            cat("#pragma unroll 1\n    for (; i0 < n; i0 += step) {\n",
-                ahead ? "        ask(i0 + step, next);\n" : "", "        if (i0 < whole) {\n");
+        text_.body += cat("    const uint32_t n = ", size(), ";\n    const bool wide = ", wide_,
+                          ";\n    const uint32_t whole = wide ? n - ", lot - apart + width_ - 1,
+                          "u : 0u;\n    uint32_t i0 = grid.block * ", lot, "u + grid.thread() * ",
+                          width_, "u;\n");
+        if (turns) {
+            size_t k = 0;
+            while (access_[k].reach != Reach::dense) k++;
+            text_.resident = kTurnResident;
+            text_.body +=
+                cat("    const scalar::Constants constants = held(scalar::Constants());\n",
+                    make_text(ways[0]), "    Turns<", width_, ", ", apart, ", ", type(k), ", ",
+                    type(op_.inputs.size()), "> turns(x", k,
+                    ", y0, i0, wide ? n : 0u, grid.blocks);\n#pragma unroll 1\n",
+                    "    while ((i0 = turns.left(make)) < n) {\n");
+        } else {
+            text_.body +=
+                cat(ways.empty() ? "" : "    const scalar::Constants constants;\n",
+                    "#pragma unroll 1\n    for (; i0 < n; i0 += grid.blocks * ", lot, "u) {\n");
+        }
+        text_.body += "        if (i0 < whole) {\n";
         if (ways.empty())
             text_.body +=
                 cat("            const uint32_t i = i0;\n", loads,
                     each_of(width_ * vectors, compute), stores, "            continue;\n");
-        for (size_t k = 0; k < ways.size(); k++)
-            text_.body +=
-                way_text(k > 0, k > 0 ? loads : first, each_of(width_ * vectors, ways[k]), stores);
+        for (size_t k = turns; k < ways.size(); k++)
+            text_.body += way_text(k > 0, loads, each_of(width_ * vectors, ways[k]), stores);
         text_.body += cat("        }\n#pragma unroll 1\n        for (int lot = 0; lot < ", vectors,
                           "; lot++) {\n        const int64_t i = (i0 + lot * ", apart,
                           ") * int64_t(hidden(1));\n        if (i >= n) break;\n", load_,
@@ -523,40 +535,18 @@ class PointwiseText {
             }
         return limits_.major >= 8 && op_.outputs.size() == 1 && dense == 1 && bytes == 16;
     }
-    /// A thread's next lot is on its way to shared memory while it makes one: what asks for it,
-    /// before the loop, and the loads from there, which are returned.
-    std::string ask_ahead(int vectors) {
-        const int apart = kThreads * width_;
-        std::string loads;
-        for (size_t k = 0; k < views_.size(); k++) {
-            const bool output = k >= op_.inputs.size();
-            const std::string name = cat(output ? "r" : "a", output ? k - op_.inputs.size() : k);
-            loads += cat("            Wide<", type(k), "> ", name, "[", width_ * vectors, "];\n");
-            if (output) continue;
-            if (access_[k].reach == Reach::uniform) {
-                loads += cat("            for (auto& a : ", name, ") a = u", k, ";\n");
-                continue;
-            }
-            loads += cat("            wait_copies<1>();\n            load_lots<", width_, ", ",
-                         vectors, ", ", apart, ", ", type(k), ">(", name, ", now);\n",
-                         "            auto* const made = now;\n            now = next;\n"
-                         "            next = made;\n");
-            std::string copies;
-            for (int v = 0; v < vectors; v++)
-                copies += cat("            copy_async<16>(to + ", v * apart, ", x", k, " + i + ",
-                              v * apart, ");\n");
-            text_.body +=
-                cat("    extern __shared__ __align__(16) char bytes[];\n    auto* now = "
-                    "reinterpret_cast<",
-                    type(k), "*>(bytes) + grid.thread() * ", width_, ";\n    auto* next = now + ",
-                    apart * vectors, ";\n    const auto ask = [&](uint32_t i, ", type(k),
-                    "* to) {\n        if (i < whole) {\n", copies,
-                    "        }\n        commit_copies();\n    };\n    ask(i0, now);\n");
-        }
-        text_.includes.insert("copies.cuh");
-        text_.shared = static_cast<uint32_t>(2 * 16 * kThreads * vectors);
-        text_.resident = kAheadResident;
-        return loads;
+    /// What makes a vector of the only tensor that is read.
+    std::string make_text(const std::string& way) const {
+        const size_t inputs = op_.inputs.size();
+        std::string numbers, operand;
+        for (size_t k = 0; k < inputs; k++)
+            if (access_[k].reach == Reach::uniform)
+                numbers += cat("        Wide<", type(k), "> a", k, "[", width_,
+                               "];\n        for (auto& a : a", k, ") a = u", k, ";\n");
+            else
+                operand = cat("const Wide<", type(k), "> (&a", k, ")[", width_, "]");
+        return cat("    const auto make = [&](bool& near, ", operand, ", Wide<", type(inputs),
+                   "> (&r0)[", width_, "]) {\n", numbers, each_of(width_, way), "    };\n");
     }
     void loop(const std::string& compute) {
         text_.bound = kThreads;
@@ -576,13 +566,13 @@ class PointwiseText {
         }
         // Vectors with a large argument are done again, all of them by what suits any: from their
         // loads on, or what is shared were kept in registers until then.
-        text_.body +=
-            cat("    for (int64_t i0 = ", first,
-                "; i0 < n; i0 += step) {\n        {\n        const int64_t i = i0;\n",
-                "        bool near = true;\n", load_, each_of(width_, near),
-                "        if (near) {\n", store_, "        continue;\n        }\n        }\n",
-                "        const int64_t i = i0 * hidden(1);\n", load_, each_of(width_, compute),
-                store_, "    }\n    (void)wide;\n}\n");
+        text_.body += cat("    for (int64_t i0 = ", first,
+                          "; i0 < n; i0 += step) {\n        {\n        const int64_t i = i0;\n",
+                          "        const scalar::Constants constants;\n        bool near = true;\n",
+                          load_, each_of(width_, near), "        if (near) {\n", store_,
+                          "        continue;\n        }\n        }\n",
+                          "        const int64_t i = i0 * hidden(1);\n", load_,
+                          each_of(width_, compute), store_, "    }\n    (void)wide;\n}\n");
     }
 
     const LoweredOp& op_;

@@ -232,6 +232,20 @@ __device__ __forceinline__ T load_lasting(const T* x) {
     return value;
 }
 
+/// The same of x whose bits a loop then keeps in a register, rather than make them in each turn
+/// (blocks are one thread deep).
+__device__ __forceinline__ uint32_t held(uint32_t x) {
+#ifdef __CUDACC_RTC__
+    asm volatile("add.u32 %0, %0, %1;" : "+r"(x) : "r"(threadIdx.y));
+#endif
+    return x;
+}
+__device__ __forceinline__ float held(float x) { return scalar::from_bits(held(scalar::bits(x))); }
+__device__ __forceinline__ scalar::Constants held(const scalar::Constants& c) {
+    return {held(c.log2e),     held(c.exp_last),   held(c.half),    held(c.twice_log2e),
+            held(c.tanh_last), held(c.inverse_pi), held(c.sin_last)};
+}
+
 /// V neighbours of 16 bits, two to a word.
 template <class E>
 constexpr bool is_16_bit = same_type<E, Half> || same_type<E, Brain>;
@@ -516,6 +530,59 @@ __device__ __forceinline__ void store_lots(E* y, const C (&a)[Lots * V]) {
         store_dense<V>(y + k * Apart, some, 0, V, true);
     }
 }
+/// Lots of two vectors of V elements, Apart from each other, in turns of few instructions: a lot's
+/// first vector is on its way while the second of the one before is made.
+template <int V, int Apart, class E, class R>
+struct Turns {
+    const E* from;
+    R* to;
+    uint32_t i;
+    const uint32_t whole, step;
+    Wide<E> ahead[V];
+
+    /// Of each lot of `blocks` from the one at `at` on that ends before `most`: for all threads of
+    /// a block the same ones.
+    __device__ __forceinline__ Turns(const E* x, R* y, uint32_t at, uint32_t most, uint32_t blocks)
+        : from(x + at),
+          to(y + at),
+          i(at),
+          whole(most / (2 * Apart) * (2 * Apart)),
+          step(held(blocks * uint32_t(2 * Apart))) {
+        if (i < whole) load(ahead, from);
+    }
+    /// Makes lots until one is far for a thread of a warp, or they end: where the one lies that is
+    /// next, and left to the caller.
+    template <class Make>
+    __device__ __forceinline__ uint32_t left(const Make& make) {
+        bool more = i < whole, far = false;
+#pragma unroll 1
+        while (more) {
+            Wide<E> behind[V];
+            Wide<R> one[V], other[V];
+            bool near = true;
+            load(behind, from + Apart);
+            make(near, ahead, one);
+            from += step;
+            i += step;
+            more = i < whole;
+            if (more) load(ahead, from);
+            make(near, behind, other);
+            far = __any_sync(~0u, !near);
+            if (far) break;
+            store_dense<V>(to, one, 0, V, true);
+            store_dense<V>(to + Apart, other, 0, V, true);
+            to += step;
+        }
+        to += step;
+        i += far ? 0u : step;
+        return i - step;
+    }
+
+  private:
+    __device__ __forceinline__ static void load(Wide<E> (&a)[V], const E* x) {
+        load_dense<V, E>(a, x, 0, V, true);
+    }
+};
 template <int V, class At, class E, class C>
 __device__ __forceinline__ void store_each(E* y, const C (&a)[V], int64_t i, int64_t n) {
 #pragma unroll
