@@ -271,6 +271,7 @@ inline void min_NaN_f32(float& to, float a, float b) {
     max_NaN_f32(to, -a, -b);
     to = -to;
 }
+inline void add_u32(u32& to, u32 a, u32 b) { to = a + b; }
 inline void max_f32(float& to, float a, float b) {
     if (a == a && b == b)
         max_NaN_f32(to, a, b);
