@@ -1,5 +1,6 @@
 """A compiled step: its bits, its state, its outputs."""
 
+import contextlib
 import gc
 import json
 import os
@@ -113,30 +114,59 @@ def test_run_many(device):
         assert_bits(value, before[name])
 
 
+@contextlib.contextmanager
+def ctrl_c(after):
+    """The signal in the body, which it ends; gives a list of the seconds the body took."""
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    before, taken = signal.signal(signal.SIGALRM, interrupt), []
+    start = time.perf_counter()
+    try:
+        signal.setitimer(signal.ITIMER_REAL, after)
+        with pytest.raises(KeyboardInterrupt):
+            yield taken
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    taken.append(time.perf_counter() - start)
+
+
 def test_run_many_ends_between_two_steps(device):
     """At Ctrl-C, soon; what it leaves is that of the steps that it counts."""
     step, twin = (build_train().compile(device=device) for _ in range(2))
     batch, count = batch_of(0), 4_000_000
     stacked = {key: np.broadcast_to(value, (count, *value.shape)) for key, value in batch.items()}
     step(**batch)
-
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGALRM, interrupt)
-    try:
-        start = time.perf_counter()
-        signal.setitimer(signal.ITIMER_REAL, 0.2)
-        with pytest.raises(KeyboardInterrupt):
-            step.run_many(**stacked)
-        taken = time.perf_counter() - start
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-    assert 1 < step.steps_run < count and taken < 2
+    with ctrl_c(0.2) as taken:
+        step.run_many(**stacked)
+    assert 1 < step.steps_run < count and taken[0] < 2
     twin(**batch)
     twin.replay(step.steps_run - 1)
     assert verify.state_hash(step) == verify.state_hash(twin)
+
+
+def test_ctrl_c_soon_after_steps_of_another_length():
+    """How many steps run between two looks for signals is known from earlier ones."""
+    g = aicf.Graph("part of a large input")
+    x, p = g.input("x", (1 << 20,)), g.param("p", (1,))
+    g.output("y", p + x[:1])
+    step = g.compile(device="cpu")
+    one = np.ones(1 << 20, np.float32)
+    step(x=one)
+    for turn in range(3):
+        step.replay(500_000)
+        before = step.steps_run
+        with ctrl_c(0.2) as taken:
+            if turn == 0:
+                step.run_many(x=np.broadcast_to(one, (20_000, *one.shape)))
+            elif turn == 1:
+                step.profile(1_000_000)
+            else:
+                with step.trap():
+                    step.replay(1_000_000)
+        assert step.steps_run > before and taken[0] < 1
 
 
 def test_without_capture(device):

@@ -12,31 +12,41 @@ namespace aicf {
 
 namespace {
 
+using Clock = std::chrono::steady_clock;
+constexpr auto kPiece = std::chrono::milliseconds(10);
+
 /// Runs `times` steps in pieces of 10 to 20 ms, of which at most two are enqueued, so that Ctrl-C
-/// is noticed and little is left to run then; what is no number of times goes through as it is.
+/// is noticed and little is left to run then. `run` gets how many steps and until when it may go
+/// on, as steps may take longer than those that `piece` was measured with; it returns how many it
+/// ran. What is no number of times goes through as it is.
 template <class Run>
-void in_pieces(Step& step, int64_t times, Run run) {
-    using clock = std::chrono::steady_clock;
-    constexpr auto kLeast = std::chrono::milliseconds(10), kMost = 2 * kLeast;
+void in_pieces(Step& step, std::atomic<int64_t>& piece, int64_t times, Run run) {
     for (bool last = false; !last;) {
-        const int64_t size = step.piece, now = std::min(size, times);
-        last = now >= times;  // and no clock is read for a single one
-        const auto start = last ? clock::time_point() : clock::now();
+        const int64_t size = piece, now = std::min(size, times);
+        const auto start = times > 1 ? Clock::now() : Clock::time_point();  // not for a single one
+        int64_t ran = 0;
         {
             GilRelease release;
-            run(times < 0 ? times : now);
+            ran = run(now, start + 2 * kPiece);
+            last = ran >= times;
             if (!last) step.pace();
         }
-        times -= now;
-        if (!last && clock::now() - start < kLeast) step.piece = 2 * size;
-        if (!last && clock::now() - start > kMost) step.piece = std::max<int64_t>(size / 2, 1);
+        times -= ran;
+        if (!last) {
+            const auto took = Clock::now() - start;
+            if (took < kPiece) piece = 2 * size;
+            if (took > 2 * kPiece) piece = std::max<int64_t>(ran / 2, 1);
+        }
         if (PyErr_CheckSignals()) nb::raise_python_error();
     }
 }
 
 uint64_t replay(Step& step, int64_t times, std::optional<intptr_t> stream) {
     uint64_t done = 0;
-    in_pieces(step, times, [&](int64_t n) { done = step.replay(n, stream); });
+    in_pieces(step, step.piece, times, [&](int64_t n, Clock::time_point) {
+        done = step.replay(n, stream);
+        return n;
+    });
     return done;
 }
 
@@ -217,10 +227,12 @@ nb::tuple profiled_replay(nb::handle self, nb::handle n, nb::handle stream) {
     const std::optional<intptr_t> ordered = stream_of(stream);
     Step::Profiled all;
     auto outputs = after(self, step, [&] {
-        in_pieces(step, times, [&](int64_t piece) {
-            auto some = step.profile(piece, nullptr, ordered);
+        std::atomic<int64_t> piece = 1;  // of its own: launches that are timed take longer
+        in_pieces(step, piece, times, [&](int64_t now, Clock::time_point) {
+            auto some = step.profile(now, nullptr, ordered);
             std::move(some.runs.begin(), some.runs.end(), std::back_inserter(all.runs));
             all.problem = std::move(some.problem);
+            return now;
         });
         return step.generation();
     });
@@ -450,9 +462,12 @@ void bind_calls(nb::class_<Step>& type) {
                 return after(self, step, [&] {
                     uint64_t done = step.generation();
                     int64_t next = 0;
-                    in_pieces(step, steps, [&](int64_t n) {
-                        done = step.call_many(arguments.inputs, next, n, arguments.stream);
-                        next += n;
+                    in_pieces(step, step.piece, steps, [&](int64_t n, Clock::time_point until) {
+                        const auto [ran, now] =
+                            step.call_many(arguments.inputs, next, n, until, arguments.stream);
+                        done = now;
+                        next += ran;
+                        return ran;
                     });
                     return done;
                 });

@@ -58,12 +58,13 @@ Step::Inputs inputs_at(const Step::Inputs& stacked, int64_t step) {
 
 }  // namespace
 
-uint64_t Step::call_many(const Inputs& stacked, int64_t begin, int64_t steps,
-                         std::optional<intptr_t> stream) {
-    int64_t next = steps > 1 && !watched_ ? run_fed(stacked, begin, steps, stream) : 0;
+std::pair<int64_t, uint64_t> Step::call_many(const Inputs& stacked, int64_t begin, int64_t steps,
+                                             Time until, std::optional<intptr_t> stream) {
+    int64_t next = steps > 1 && !watched_ ? run_fed(stacked, begin, steps, until, stream) : 0;
     uint64_t done = generation_;
-    for (; next < steps; next++) done = call(inputs_at(stacked, begin + next), stream);
-    return done;
+    for (; next < steps && (next == 0 || Time::clock::now() < until); next++)
+        done = call(inputs_at(stacked, begin + next), stream);
+    return {next, done};
 }
 
 /// A call by one launch that reads the inputs where they are staged; false: nothing has happened.
@@ -98,7 +99,7 @@ bool Step::call_staged(const Inputs& inputs, std::optional<intptr_t> stream) {
 }
 
 /// Runs as many of the first steps as multi-step launches cover; returns how many.
-int64_t Step::run_fed(const Inputs& stacked, int64_t begin, int64_t steps,
+int64_t Step::run_fed(const Inputs& stacked, int64_t begin, int64_t steps, Time until,
                       std::optional<intptr_t> stream) {
     Turn turn(*machine_, others_);
     Backend& backend = *machine_->backend;
@@ -113,7 +114,7 @@ int64_t Step::run_fed(const Inputs& stacked, int64_t begin, int64_t steps,
         Feed* const feed = steps > 1 ? feed_for(stacked, steps) : nullptr;
         if (!feed || check_standing()) return in_range_ = looked_at, 0;
         if (stream) backend.order_after(*stream);
-        return feed_steps(*feed, stacked, begin, steps, stream);
+        return feed_steps(*feed, stacked, begin, steps, until, stream);
     } catch (...) {
         in_range_ = looked_at;
         throw;
@@ -134,10 +135,11 @@ bool Step::in_cells(const TensorRef& tensor) const {
 }
 
 int64_t Step::feed_steps(const Feed& feed, const Inputs& stacked, int64_t begin, int64_t steps,
-                         std::optional<intptr_t> stream) {
+                         Time until, std::optional<intptr_t> stream) {
     Backend& backend = *machine_->backend;
     int64_t done = 0, last = 0;  // steps, and those of the last launch
     while (done < steps && (!feed.captured || steps - done >= feed.steps)) {
+        if (done && Time::clock::now() >= until) break;
         const int64_t now = std::min(feed.steps, steps - done), first = begin + done;
         std::vector<std::pair<char*, TensorRef>> copies;  // all prepared before the first is made
         for (const Feed::Part& part : feed.parts) {

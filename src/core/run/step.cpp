@@ -399,6 +399,7 @@ void Step::watch(const std::shared_ptr<Watcher>& watcher) {
     std::erase_if(watchers_, [](const auto& other) { return other.expired(); });
     watchers_.insert(watcher->every() ? watchers_.begin() : watchers_.end(), watcher);
     watched_ = true;
+    piece = 1;  // steps take longer now
 }
 
 Step::Watchers Step::watchers() const {

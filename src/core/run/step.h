@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <ctime>
 #include <map>
 #include <optional>
@@ -109,10 +110,13 @@ class Step {
     /// Copies the inputs in and runs one step, under one lock. Every input that an op reads must be
     /// given or bound.
     uint64_t call(const Inputs& inputs, std::optional<intptr_t> stream = {});
+    using Time = std::chrono::steady_clock::time_point;
     /// Equivalent to one call per slice of inputs stacked along a leading axis of steps, from
-    /// `begin` on.
-    uint64_t call_many(const Inputs& stacked, int64_t begin, int64_t steps,
-                       std::optional<intptr_t> stream = {});
+    /// `begin` on. Once the time is up no more steps begin, but for the first. Returns how many
+    /// there were, and as call.
+    std::pair<int64_t, uint64_t> call_many(const Inputs& stacked, int64_t begin, int64_t steps,
+                                           Time until = Time::max(),
+                                           std::optional<intptr_t> stream = {});
     /// Runs op by op instead of the captured form; missing inputs keep their content.
     uint64_t run(const Inputs& inputs, std::optional<intptr_t> stream = {},
                  SyncPolicy sync = SyncPolicy::none);
@@ -172,10 +176,10 @@ class Step {
     void gather(const Inputs& inputs, std::optional<intptr_t> stream);
     void release(const Inputs& inputs, std::optional<intptr_t> stream);
     struct Feed;
-    int64_t run_fed(const Inputs& stacked, int64_t begin, int64_t steps,
+    int64_t run_fed(const Inputs& stacked, int64_t begin, int64_t steps, Time until,
                     std::optional<intptr_t> stream);
     int64_t feed_steps(const Feed& feed, const Inputs& stacked, int64_t begin, int64_t steps,
-                       std::optional<intptr_t> stream);
+                       Time until, std::optional<intptr_t> stream);
     Feed* feed_for(const Inputs& stacked, int64_t steps);
     std::vector<int> looping_operands(const std::vector<ValueId>& fed) const;
     std::vector<BoundOp> ops_over(const Feed& feed) const;
