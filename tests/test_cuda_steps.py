@@ -8,6 +8,7 @@ import sys
 import pytest
 from test_cuda_fake import (
     HERE,
+    assert_clean,
     driver,  # noqa: F401 (a fixture)
     run,
 )
@@ -323,8 +324,39 @@ print(all(np.array_equal(idle.params[k].numpy(), value) for k, value in values.i
 """
     calls, many, idle = together(script)[0].splitlines()
     assert calls == "1 64 True"  # pinned memory and copies to the device
-    assert many.startswith("0 ") and many.endswith(" True") and int(many.split()[1]) < 200
+    assert many.startswith("0 ") and many.endswith(" True") and int(many.split()[1]) < 300
     assert idle == "True"
+
+
+UPLOADS = """
+import numpy as np
+x = np.ones((20, *FEED), np.float32)
+def use():
+    step = base().compile(device="cuda")
+    for one in x:
+        step(x=one)
+    step.run_many(x=x)
+    step.synchronize()
+for turn in range(2):
+    told(use)
+"""
+
+
+@pytest.mark.parametrize("call", ["cuStreamWaitEvent", "cuMemcpyDtoDAsync_v2"])
+def test_a_device_that_is_lost_in_an_upload(together, call):
+    """The error says by which call, be it one of those that prepare for uploads."""
+    lines = together(UPLOADS, FAKE_CUDA_CALL=call, FAKE_CUDA_CODE=700)[0].splitlines()
+    assert len(lines) == 2 and all(line.startswith("DeviceLost") for line in lines), lines
+    assert call.removesuffix("_v2") in lines[0] and "new process" in lines[1]
+
+
+@pytest.mark.parametrize("call", ["cuMemAllocHost_v2", "cuStreamCreate", "cuEventCreate"])
+def test_memory_that_runs_out_for_uploads(together, call):
+    """The next step has it."""
+    out, counts = together(UPLOADS, FAKE_CUDA_CALL=call)
+    first, second = out.splitlines()
+    assert first.startswith("OutOfMemory") and second == "done"
+    assert_clean(counts)
 
 
 def test_what_begins_as_zero_is_not_uploaded(together):

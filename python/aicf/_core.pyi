@@ -574,7 +574,7 @@ class Step:
 
     def replay(self, n: int = 1, stream: object | None = None) -> Outputs:
         """
-        Runs the captured step n times on the inputs as they stand. stream: as in a call.
+        Runs the captured step n times on the inputs as they stand. On a GPU it returns while the last of them run, up to 40 ms of work; Ctrl-C ends it between two steps. stream: as in a call, but for that wait.
         """
 
     def run_many(self, *inputs: object, **named: object) -> Outputs:

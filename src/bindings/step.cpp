@@ -1,6 +1,7 @@
 // Step: how it is compiled, called, read and written.
 #include "core/run/step.h"
 
+#include <bit>
 #include <chrono>
 #include <deque>
 #include <iterator>
@@ -27,15 +28,16 @@ void in_pieces(Step& step, std::atomic<int64_t>& piece, int64_t times, Run run) 
         int64_t ran = 0;
         {
             GilRelease release;
-            ran = run(now, start + 2 * kPiece);
+            ran = run(now, start + 5 * kPiece);
             last = ran >= times;
             if (!last) step.pace();
         }
         times -= ran;
         if (!last) {
             const auto took = Clock::now() - start;
+            const auto less = std::bit_floor(static_cast<uint64_t>(ran)) / 2;  // a power of two
             if (took < kPiece) piece = 2 * size;
-            if (took > 2 * kPiece) piece = std::max<int64_t>(ran / 2, 1);
+            if (took > 2 * kPiece) piece = std::max<int64_t>(static_cast<int64_t>(less), 1);
         }
         if (PyErr_CheckSignals()) nb::raise_python_error();
     }
@@ -452,7 +454,9 @@ void bind_calls(nb::class_<Step>& type) {
             },
             nb::arg("n").none() = 1, nb::arg("stream").none() = nb::none(),
             nb::sig("def replay(self, n: int = 1, stream: object | None = None) -> Outputs"),
-            "Runs the captured step n times on the inputs as they stand. stream: as in a call.")
+            "Runs the captured step n times on the inputs as they stand. On a GPU it returns while "
+            "the last of them run, up to 40 ms of work; Ctrl-C ends it between two steps. stream: "
+            "as in a call, but for that wait.")
         .def(
             "run_many",
             [](nb::handle self, const nb::args& rest, const nb::kwargs& kwargs) {

@@ -48,7 +48,7 @@ UploadRing::UploadRing(Gpu& gpu, CUstream stream) : gpu_(gpu), stream_(stream) {
         for (int half : {0, 1}) AICF_CU(cu, cuEventRecord, taken_[half], stream_);
         AICF_CU(cu, cuStreamWaitEvent, copies_, taken_[half_], 0);  // the memory is there then
     } catch (...) {
-        destroy();
+        destroy(cu);
         throw;
     }
 }
@@ -56,13 +56,12 @@ UploadRing::UploadRing(Gpu& gpu, CUstream stream) : gpu_(gpu), stream_(stream) {
 UploadRing::~UploadRing() {
     try {
         const Scope scope(gpu_);
-        destroy();
+        destroy(driver());
     } catch (...) {  // the device is lost or belongs to the parent process: nothing to give back
     }
 }
 
-void UploadRing::destroy() {
-    const Driver& cu = driver();
+void UploadRing::destroy(const Driver& cu) {
     if (copies_) cu.cuStreamSynchronize(copies_);
     for (CUevent event : {arrived_, read_[0], read_[1], taken_[0], taken_[1]})
         if (event) cu.cuEventDestroy(event);

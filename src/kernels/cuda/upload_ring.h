@@ -26,7 +26,7 @@ class UploadRing {
 
   private:
     void next_half();
-    void destroy();
+    void destroy(const Driver& cu);
 
     Gpu& gpu_;
     const CUstream stream_;
