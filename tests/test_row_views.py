@@ -189,6 +189,22 @@ def test_norms_that_are_read_ahead_ask_once_anyhow():
     assert text.count("bool together() const") == 2  # of what is read and of what is stored
 
 
+@pytest.mark.parametrize(
+    ("shape", "kernel", "once"),
+    [
+        ((1 << 24, 16), "reduce_short", False),
+        ((1 << 20, 256), "reduce_rows", True),
+        ((1 << 14, 16), "reduce_rows", True),  # too few to have several at once
+        ((1 << 14, 1 << 14), "reduce_rows", True),
+    ],
+)
+def test_which_rows_of_sums_pass_the_first_cache(shape, kernel, once):
+    g = aicf.Graph("sums")
+    g.output("y", aicf.sum(g.input("x", shape), axis=1))
+    (text,) = _core.cuda_programs(g._core, _core.pass_names(), 132, arch="sm_90a")
+    assert f"    {kernel}<" in text and ("Loads::once>" in text) == once
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("offset", [0, 1, 4])
 @pytest.mark.parametrize(("n", "dtype"), [(8, "float32"), (16, "float32"), (16, "float64")])

@@ -268,6 +268,13 @@ class RowText {
         return rows_ >= 2 * most * few * all ? most * all : all;
     }
 
+    /// Whether blocks take few rows, so that they end and begin at different times: of a softmax
+    /// that is read ahead, where a warp has several rows and a lane two pieces of its own.
+    bool is_brief(const Team& team) const {
+        return ahead_ && name_ == "softmax" && team.side == 8 && row_.n <= kTreeLanes &&
+               row_.n > team.side * team.lanes;
+    }
+
     /// An operand of one number a row.
     void one(int position, int number, bool input) {
         const std::string at = cat(pointer(number), "[@_In", number, "::at(r)]");
@@ -501,13 +508,18 @@ class RowText {
     void rows() {
         const Team team = row_team(op_, row_, limits_);
         const int64_t units = team.units(rows_);
+        const bool brief = is_brief(team);
+        const int64_t warps = brief ? kBriefWarps : kRowWarps;
         text_.threads = team.warps > 1
                             ? 32 * team.warps
-                            : static_cast<int>(32 * std::clamp<int64_t>(units, 1, kRowWarps));
-        text_.blocks = team.warps > 1 ? rows_ : (units + kRowWarps - 1) / kRowWarps;
+                            : static_cast<int>(32 * std::clamp<int64_t>(units, 1, warps));
+        text_.blocks = team.warps > 1 ? rows_ : ceil_div(units, warps);
         text_.shared = static_cast<uint32_t>(team.results *
                                              dtype_size(a_ == "double" ? DType::f64 : DType::f32));
-        if (ahead_) text_.blocks = std::min(text_.blocks, ahead_blocks(team));
+        if (brief)
+            text_.blocks = ceil_div(text_.blocks, kBriefRows);
+        else if (ahead_)
+            text_.blocks = std::min(text_.blocks, ahead_blocks(team));
         if (ahead_ && norm_) text_.resident = static_cast<int>(ahead_resident(team));
         if (team.kept) {
             text_.shared = static_cast<uint32_t>(team.kept);

@@ -110,7 +110,7 @@ const char* accumulator(DType dtype, bool ordered) {
 /// The elements of row r: @_Make{block}(r), in terms of type `a`.
 std::string elements_text(const LoweredOp& op, const Reduction& r, const BlockLayout& layout,
                           const std::vector<int>& read, const std::string& a, bool across,
-                          bool global) {
+                          bool once) {
     std::string text;
     for (int k : read) {
         const View& view = op.inputs[static_cast<size_t>(k)];
@@ -121,7 +121,7 @@ std::string elements_text(const LoweredOp& op, const Reduction& r, const BlockLa
                               : read.size() > 1 ? "(a0[j] - a1[j]) * (a0[j] - a1[j])"  // mse_loss
                                                 : "a0[j]";
     return text + row_struct(op, layout, "", read, steps_between(0, r.at), value, a,
-                             across ? "@_In" : "", -1, global ? ", true, Loads::once" : ", true");
+                             across ? "@_In" : "", -1, once ? ", true, Loads::once" : ", true");
 }
 
 /// A sum by a count; by a power of two as a product, which has the same bits and needs no division.
@@ -282,25 +282,27 @@ class ReduceText {
     KernelText text() {
         text_.includes = {"rows.cuh"};
         if (limits_.one_block) {
-            describe(false);
+            describe(false, false);
             return chunk_ ? threads() : warps_of_one_block();
         }
         if (chunk_) {
             const Tall tall = tall_of(op_, r_, read_, chunk_, a_size_, limits_);
-            describe(tall.width > 0);
+            describe(tall.width > 0, true);
             return tall.width > 0 ? tall_columns(tall) : chain();
         }
         const Wide wide = wide_columns();
         if (leaves_ == 1 && !columns_) order_rows(r_, largest());
-        describe(wide.results > 1);
+        const Team team = team_of(a_, r_.n, r_.rows, limits_, narrow());
+        const int lots =
+            std::min(lots_of(r_.rows * team.lanes, limits_.processors), 16 / team.lanes);
+        // Of short rows, several of which are on their way at once, ordinary loads are quicker.
+        const bool brief = leaves_ == 1 && !columns_ && team.warps == 1 && lots > 1;
+        describe(wide.results > 1, !brief);
         if (leaves_ > 0 && r_.rows >= kColumns && columns_) {
             text_.includes = {"columns.cuh"};
             return r_.n <= kFewTerms ? few() : wide.few ? few_across(wide) : columns(wide);
         }
-        const Team team = team_of(a_, r_.n, r_.rows, limits_, narrow());
-        const int lots =
-            std::min(lots_of(r_.rows * team.lanes, limits_.processors), 16 / team.lanes);
-        if (leaves_ == 1 && team.warps == 1 && lots > 1) return short_rows(team, lots);
+        if (brief) return short_rows(team, lots);
         if (leaves_ <= kWarpLeaves) return rows(team);
         if (team.side > 0 && holds_leaves() &&
             r_.rows * leaves_ >= 2 * kFullWarps * limits_.processors)
@@ -349,8 +351,8 @@ class ReduceText {
     }
 
     /// What all forms share: elements, what becomes of results, the shape.
-    void describe(bool across) {
-        text_.body = elements_text(op_, r_, layout_, read_, a_, across, !limits_.one_block) +
+    void describe(bool across, bool once) {
+        text_.body = elements_text(op_, r_, layout_, read_, a_, across, once) +
                      put_text(op_, r_, layout_, reducer_.mean, a_);
         // Long bodies are not repeated for all elements of a leaf that a thread takes.
         text_.body +=

@@ -72,6 +72,8 @@ constexpr int64_t kManyTerms = 32 * 1024;
 // 132 MiB.
 constexpr int64_t kLastingTerms = 1 << 19;
 constexpr int64_t kAheadRows = 4;  // of a team, from which on it reads them ahead
+// Of softmax of rows that lanes hold in two pieces: warps of a block, rows of a team.
+constexpr int64_t kBriefWarps = 4, kBriefRows = 3;
 // Sums over rows beside a norm's gradient: elements of a row at least, its leaves at most, elements
 // of all rows at least, of float32 twice as many (1024x1024 took 17.2 us for 13.7); registers and
 // bytes of shared memory of a processor that blocks share.
