@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 class Fault(NamedTuple):
     name: str
-    file: str  # below src/kernels/cpu
+    file: str  # below src/kernels/cpu, or with its folder below src
     line: str  # stands there once, with the right expression in its place
     right: str
     wrong: str
@@ -52,7 +52,7 @@ FAULTS = [
         "at[s] = tiles[s] + (r - r0) * {} * p.slot()[s].size;", "p.block", "n", ("pointwise",),
     ),
     Fault(  # the caller goes on while one chunk is still computed
-        "missing_barrier", "pool.cpp", "return {}; }};", "chunks_left == 0", "chunks_left <= 1",
+        "missing_barrier", "core/base/pool.cpp", "return {}; }};", "chunks_left == 0", "chunks_left <= 1",
         ("mlp",),
     ),
     Fault(  # groups and results change places
@@ -79,19 +79,21 @@ CHOICE = "AICF_TEST_FAULT"  # in the environment: the number of the fault to mak
 
 
 def path_of(fault, root=ROOT):
-    return root / "src" / "kernels" / "cpu" / fault.file
+    folder = root / "src"
+    return folder / fault.file if "/" in fault.file else folder / "kernels" / "cpu" / fault.file
 
 
 def plant(tree):
     """Every fault in the tree, each made where the environment asks for it."""
     for number, fault in enumerate(FAULTS, 1):
         file = path_of(fault, tree)
-        choice = f"(fault == {number} ? ({fault.wrong}) : ({fault.right}))"
+        choice = f"(cpu::fault == {number} ? ({fault.wrong}) : ({fault.right}))"
         right = fault.line.format(fault.right)
         file.write_text(file.read_text().replace(right, fault.line.format(choice)))
     folder = tree / "src" / "kernels" / "cpu"
-    with (folder / "thresholds.h").open("a") as file:
-        file.write("\nnamespace aicf::cpu {\nextern const int fault;\n}\n")
+    for header in (folder / "thresholds.h", tree / "src" / "core" / "base" / "pool.h"):
+        with header.open("a") as file:
+            file.write("\nnamespace aicf::cpu {\nextern const int fault;\n}\n")
     for name in ("thresholds.cpp", "isa.cpp"):  # the backend's, and the library of kernels'
         with (folder / name).open("a") as file:
             file.write(

@@ -144,7 +144,7 @@ class CudaBackend : public Backend, OtherStreams {
     TensorRef ready(TensorRef from) override {
         const bool whole = is_contiguous(from.shape, from.strides);
         if (from.device.kind == Device::cpu) {
-            stream_->ready_stage(
+            stream_->ready_upload(
                 static_cast<uint64_t>(element_count(from.shape) * dtype_size(from.dtype)));
             return whole ? std::move(from) : packed(from);
         }
@@ -171,7 +171,8 @@ class CudaBackend : public Backend, OtherStreams {
     }
 
     void gather(const std::vector<Copy>& copies) override {
-        constexpr int64_t kJoined = Stream::kInline;  // a copy of its own costs some 2 us (H200)
+        constexpr int64_t kJoined =
+            Stream::kInline - 1;  // a copy of its own costs some 2 us (H200)
         std::vector<const Copy*> joined;
         std::vector<Stream::Part> parts;
         joined.reserve(copies.size());  // before the first copy: a failure leaves all as it is

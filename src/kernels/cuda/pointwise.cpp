@@ -12,7 +12,7 @@ namespace aicf::cuda {
 namespace {
 
 // Where a thread takes lots in turns: blocks of a processor, and how many it holds at once.
-constexpr int64_t kTurnBlocks = 18;
+constexpr int64_t kTurnBlocks = 36;
 constexpr int kTurnResident = 6;
 constexpr int64_t kLotOperands = 4;       // of two vectors of each, what registers hold
 constexpr double kLotInstructions = 128;  // of an element, up to which a loop's are worth sparing

@@ -49,11 +49,11 @@ std::shared_ptr<void> Stream::allocate(uint64_t bytes) {
             }};
 }
 
-void Stream::ready_stage(uint64_t bytes) {
-    if (bytes >= UploadRing::kLeast) {
-        if (!ring_) ring_ = std::make_unique<UploadRing>(gpu_, stream_);
-        return;
-    }
+void Stream::ready_upload(uint64_t bytes) {
+    if (bytes >= kInline && !ring_) ring_ = std::make_unique<UploadRing>(gpu_, stream_);
+}
+
+void Stream::ready_stage() {
     if (pinned_) return;
     const Driver& cu = driver();
     const Scope scope(gpu_);
@@ -64,44 +64,32 @@ void Stream::ready_stage(uint64_t bytes) {
     pinned_ = static_cast<char*>(memory);
 }
 
-char* Stream::stage(uint64_t wanted, uint64_t* got) {
+char* Stream::stage(uint64_t bytes) {
+    check(bytes <= kHalf, "cuda: more than a half of the staging memory");
     const Driver& cu = driver();
-    ready_stage(0);
+    ready_stage();
     const int half = static_cast<int>(used_ / kHalf);
-    uint64_t room = (kHalf - used_ % kHalf) / 256 * 256;
-    if (room < std::min<uint64_t>(wanted, kHalf)) {
+    if ((kHalf - used_ % kHalf) / 256 * 256 < bytes) {
         AICF_CU(cu, cuEventRecord, left_[half], stream_);
         pending_[half] = true;
         const int next = 1 - half;
         if (pending_[next]) AICF_CU(cu, cuEventSynchronize, left_[next]);
         pending_[next] = false;
         used_ = static_cast<uint64_t>(next) * kHalf;
-        room = kHalf;
     }
-    *got = std::min(wanted, room);
     char* at = pinned_ + used_;
     // The last byte stays free, so that the offset never leaves the half it counts in.
-    used_ = std::min((used_ + *got + 255) / 256 * 256, (used_ / kHalf + 1) * kHalf - 1);
+    used_ = std::min((used_ + bytes + 255) / 256 * 256, (used_ / kHalf + 1) * kHalf - 1);
     return at;
 }
 
 void Stream::upload(void* to, const void* from, uint64_t bytes) {
-    if (bytes <= kInline) {
+    if (bytes < kInline) {
         const Part whole{0, from, bytes};
         return upload(to, {&whole, 1});
     }
-    if (bytes >= UploadRing::kLeast) {
-        ready_stage(bytes);
-        return ring_->upload(address(to), static_cast<const char*>(from), bytes);
-    }
-    const Driver& cu = driver();
-    const Scope scope(gpu_);
-    for (uint64_t done = 0, part = 0; done < bytes; done += part) {
-        char* staged = stage(bytes - done, &part);
-        std::memcpy(staged, static_cast<const char*>(from) + done, part);
-        AICF_CU(cu, cuMemcpyHtoDAsync, address(static_cast<char*>(to) + done), staged, part,
-                stream_);
-    }
+    ready_upload(bytes);
+    ring_->upload(address(to), static_cast<const char*>(from), bytes);
 }
 
 void Stream::upload(void* to, std::span<const Part> parts) {
@@ -117,10 +105,7 @@ void Stream::upload(void* to, std::span<const Part> parts) {
 
 char* Stream::staged(uint64_t bytes) {
     const Scope scope(gpu_);
-    uint64_t got = bytes;
-    char* const at = stage(bytes, &got);
-    check(got == bytes, "cuda: a launch's operands find no room in the staging memory");
-    return at;
+    return stage(bytes);
 }
 
 void Stream::download(void* to, const void* from, uint64_t bytes) {
@@ -131,8 +116,7 @@ void Stream::download(void* to, const void* from, uint64_t bytes) {
         AICF_CU(cu, cuStreamSynchronize, stream_);
         return;
     }
-    uint64_t part = 0;
-    char* staged = stage(bytes, &part);
+    char* staged = stage(bytes);
     AICF_CU(cu, cuMemcpyDtoHAsync, staged, address(from), bytes, stream_);
     AICF_CU(cu, cuStreamSynchronize, stream_);
     std::memcpy(to, staged, bytes);

@@ -11,10 +11,6 @@ namespace aicf::cuda {
 
 class UploadRing {
   public:
-    /// Of fewer bytes the copy within the device and its wait take longer than they save: the link
-    /// takes some 6 us for them (H200).
-    static constexpr uint64_t kLeast = 128 << 10;
-
     /// For work on `stream`, which must outlive the ring. OutOfMemory.
     UploadRing(Gpu& gpu, CUstream stream);
     ~UploadRing();
