@@ -52,8 +52,8 @@ FAULTS = [
         "at[s] = tiles[s] + (r - r0) * {} * p.slot()[s].size;", "p.block", "n", ("pointwise",),
     ),
     Fault(  # the caller goes on while one chunk is still computed
-        "missing_barrier", "core/base/pool.cpp", "return {}; }};", "chunks_left == 0", "chunks_left <= 1",
-        ("mlp",),
+        "missing_barrier", "core/base/pool.cpp", "return {}; }};", "chunks_left == 0",
+        "chunks_left <= 1", ("mlp",),
     ),
     Fault(  # groups and results change places
         "swapped_parts", "reduce.inl", "tree.push({});", "parts[g * p.results + r]",
