@@ -133,6 +133,31 @@ def ctrl_c(after):
     taken.append(time.perf_counter() - start)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("count", [16_383, 16_384, 40_001, 300_001, 2_500_000])
+def test_bits_of_large_host_arrays(count):
+    """Uploaded beside the steps before, from arrays that are written again as soon as a call has
+    returned, as are those of run_many."""
+    rng = np.random.default_rng(count)
+    data = rng.standard_normal((24, count), dtype=np.float32)
+    ends = []
+    for device in ("cpu", "cuda"):
+        g = aicf.Graph("sum")
+        w, x = g.param("w", (count,)), g.input("x", (count,))
+        g.minimize(aicf.sum(w * x), aicf.optim.SGD(lr=0.1))
+        step = g.compile(device=device, seed=1)
+        buffer, many = np.empty_like(data[0]), data.copy()
+        for one in data:
+            buffer[:] = one
+            step(x=buffer)
+        buffer[:] = np.nan
+        step.run_many(x=many)
+        many[:] = np.nan
+        step.run_many(x=data[:, ::-1])
+        ends.append(step.params["w"].numpy())
+    assert_bits(ends[1], ends[0])
+
+
 def test_run_many_ends_between_two_steps(device):
     """At Ctrl-C, soon; what it leaves is that of the steps that it counts."""
     step, twin = (build_train().compile(device=device) for _ in range(2))
