@@ -63,10 +63,10 @@ def test_every_threshold_has_a_family():
 # index, around which tests/test_indexing.py draws; that of folds, which has its rows in
 # tests/spatial_cases.py; and those of attention, around which tests/test_attention.py draws.
 NO_SIZES = {
-    "kAdamNumbers", "kClaimBits", "kDepth", "kDrawn", "kFoldColumns", "kHeldSums", "kHugePage",
-    "kInserted", "kLanes", "kMask", "kMaxHeld", "kMaxInstrOperands", "kMaxPhases", "kMaxSlots",
-    "kMaxThreads", "kMaxVectors", "kMostBlock", "kPooled", "kRounds", "kRowOperands",
-    "kRowSlots", "kSlack", "kStackBytes", "kStepTile",
+    "kAdamNumbers", "kDepth", "kDrawn", "kFoldColumns", "kHeldSums", "kHugePage",
+    "kInserted", "kLanes", "kMaxHeld", "kMaxInstrOperands", "kMaxPhases", "kMaxSlots",
+    "kMaxVectors", "kMostBlock", "kPooled", "kRounds", "kRowOperands",
+    "kRowSlots", "kSlack", "kStepTile",
 }  # fmt: skip
 
 

@@ -60,9 +60,9 @@ class alignas(64) Signal {
     /// Whether the number became as wanted within the time of a spin.
     template <class Wanted>
     bool spin(Wanted wanted) const {
-        using Clock = std::chrono::steady_clock;
+        using std::chrono::steady_clock;
         if (wanted(load())) return true;
-        for (const auto end = Clock::now() + kSpin; Clock::now() < end;)
+        for (const auto end = steady_clock::now() + kSpin; steady_clock::now() < end;)
             for (int i = 0; i < 64; i++) {
                 if (wanted(load())) return true;
                 relax();

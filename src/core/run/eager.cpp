@@ -493,9 +493,9 @@ struct Desk {
 
 /// Where the desk of a device is, which is made at its first call. Never destroyed, since a device
 /// may be gone before static destructors run.
-struct Place {
+struct DeskHolder {
     const Device device;
-    Place* const next;
+    DeskHolder* const next;
     std::mutex lock;  // of the desk as well
     std::shared_ptr<Desk> desk = {};
 
@@ -509,29 +509,29 @@ struct Place {
     }
 };
 
-struct Places {
+struct DeskHolders {
     const int born = forks();
-    std::atomic<Place*> first{nullptr};
+    std::atomic<DeskHolder*> first{nullptr};
 };
 
 /// A forked child has its own, since a thread of the parent may have held the locks.
-Places& places() {
-    static std::atomic<Places*> all{nullptr};
-    Places* found = all.load();
+DeskHolders& desk_holders() {
+    static std::atomic<DeskHolders*> all{nullptr};
+    DeskHolders* found = all.load();
     while (!found || found->born != forks()) {
-        auto* const fresh = new Places;
+        auto* const fresh = new DeskHolders;
         if (all.compare_exchange_strong(found, fresh)) return *fresh;
         delete fresh;
     }
     return *found;
 }
 
-Place& place_of(Device device) {
-    Places& all = places();
-    for (Place* first = all.first.load();;) {
-        for (Place* one = first; one; one = one->next)
+DeskHolder& holder_of(Device device) {
+    DeskHolders& all = desk_holders();
+    for (DeskHolder* first = all.first.load();;) {
+        for (DeskHolder* one = first; one; one = one->next)
             if (one->device == device) return *one;
-        auto made = std::make_unique<Place>(device, first);
+        auto made = std::make_unique<DeskHolder>(device, first);
         if (all.first.compare_exchange_strong(first, made.get())) return *made.release();
     }
 }
@@ -614,15 +614,15 @@ void op_call(const LoweredDef& def, Tensors inputs, Tensors outputs, const Attrs
     refuse_in_host_call();
     const FloatMode mode;
     if (outputs.empty()) check_call(def, inputs, outputs, attrs);  // refuses
-    Place& place = place_of(outputs[0].device);
+    DeskHolder& holder = holder_of(outputs[0].device);
     constexpr intptr_t legacy = 1;
     const intptr_t on = stream.value_or(0) ? *stream : legacy;
     Owners done;
     std::shared_ptr<Desk> held;  // beyond its lock
     {
-        const std::lock_guard guard(place.lock);
-        if (!place.desk) check_call(def, inputs, outputs, attrs);  // before a device is opened
-        Desk& at = place.open();
+        const std::lock_guard guard(holder.lock);
+        if (!holder.desk) check_call(def, inputs, outputs, attrs);  // before a device is opened
+        Desk& at = holder.open();
         OtherStreams* const others = at.backend->other_streams();
         const uint64_t key = Desk::key_of(def, inputs, outputs);
         Desk::Known* known = at.find(key, def, inputs, outputs, attrs);
@@ -634,7 +634,7 @@ void op_call(const LoweredDef& def, Tensors inputs, Tensors outputs, const Attrs
             at.place(*known, inputs, outputs, at.lend(*known->bound.kernel, nullptr));
             return at.backend->run(known->bound);
         }
-        if (sync == SyncPolicy::full) held = place.desk;
+        if (sync == SyncPolicy::full) held = holder.desk;
         done = at.run_on(on, *known, inputs, outputs, sync, *others);
     }
     if (held) held->backend->other_streams()->wait_for(on);  // others may call meanwhile
@@ -642,17 +642,17 @@ void op_call(const LoweredDef& def, Tensors inputs, Tensors outputs, const Attrs
 
 void eager_synchronize(Device device) {
     Owners done;
-    Place& place = place_of(device);
-    const std::lock_guard guard(place.lock);
-    done = place.open().synchronize();
+    DeskHolder& holder = holder_of(device);
+    const std::lock_guard guard(holder.lock);
+    done = holder.open().synchronize();
 }
 
 void eager_close() {
-    for (Place* place = places().first.load(); place; place = place->next) {
+    for (DeskHolder* holder = desk_holders().first.load(); holder; holder = holder->next) {
         Owners done;
         std::shared_ptr<Desk> closing;
-        const std::lock_guard guard(place->lock);
-        closing.swap(place->desk);
+        const std::lock_guard guard(holder->lock);
+        closing.swap(holder->desk);
         if (!closing) continue;
         done = closing->synchronize();
         if (closing->captured.empty()) continue;
@@ -678,9 +678,9 @@ uint64_t workspace_bytes(const LoweredDef& def, Tensors inputs, const Attrs& att
         check_sizes(def, "the result", ref);
         out.push_back(std::move(ref));
     }
-    Place& place = place_of(device);
-    const std::lock_guard guard(place.lock);
-    const Desk& at = place.open();
+    DeskHolder& holder = holder_of(device);
+    const std::lock_guard guard(holder.lock);
+    const Desk& at = holder.open();
     LoweredOp op = as_op(def, in, out, std::move(complete));
     if (def.gemm && !attrs.find("order"))
         set_product_order(op, at.backend->target().tensor_cores());

@@ -223,12 +223,12 @@ __device__ __forceinline__ T load_lasting(const T* x) {
     asm("createpolicy.fractional.L2::evict_last.b64 %0;" : "=l"(policy));
     if constexpr (sizeof(T) == 16)
         asm volatile("ld.global.L1::evict_last.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
-            : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])
-            : "l"(x), "l"(policy));
+                     : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])
+                     : "l"(x), "l"(policy));
     else
         asm volatile("ld.global.L1::evict_last.L2::cache_hint.v2.u32 {%0, %1}, [%2], %3;"
-            : "=r"(word[0]), "=r"(word[1])
-            : "l"(x), "l"(policy));
+                     : "=r"(word[0]), "=r"(word[1])
+                     : "l"(x), "l"(policy));
     return value;
 }
 
