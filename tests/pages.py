@@ -85,7 +85,8 @@ def alike(printed, shown):
 
 
 def run_page(page):
-    """Runs all blocks of a page and returns its namespace."""
+    """Runs all blocks of a page, as the first of a program, and returns its namespace."""
+    aicf.nn.seed(0)
     names, printed = {"__name__": "__main__"}, ""
     for block in blocks(page):
         if block.language == "python":

@@ -197,9 +197,9 @@ void eager(int threads, int steps) {
               c = c_order({DType::f32, {40, 40}});
         fill(a, random, false);
         fill(b, random, false);
+        const TensorRef inputs[] = {a.tensor, b.tensor}, outputs[] = {c.tensor};
         for (int n = 0; n < std::max(steps / 50, 2); n++) {
-            op_call(def, {a.tensor, b.tensor}, {c.tensor}, {},
-                    n % 2 ? SyncPolicy::none : SyncPolicy::full, {});
+            op_call(def, inputs, outputs, {}, n % 2 ? SyncPolicy::none : SyncPolicy::full, {});
             if (n % 16 == i) eager_synchronize({});
         }
         eager_synchronize({});
