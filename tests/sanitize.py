@@ -49,6 +49,7 @@ PYTHON_TESTS = [
     "test_row_fusion.py",
     "test_sharing.py",
     "test_step.py",
+    "test_many_steps.py",
 ]
 ENVIRONMENT = {
     "ASAN_OPTIONS": "detect_leaks=1:detect_stack_use_after_return=1:strict_string_checks=1",

@@ -149,8 +149,7 @@ AICF_HD float rsqrt(float x) {
     return x > 0.0f && x <= 0x1.fffffep127f ? r : y;
 }
 
-// What meets another constant in one operation. An instruction of a GPU has room for one, so a loop
-// there may hold these in registers, as near.h's forms are told.
+// Constants that meet a second one in an instruction: a GPU's loop holds them in registers.
 struct Constants {
     float log2e = 1.44269502f, exp_last = 0.00138634886f;
     float half = 0.5f, twice_log2e = 2.0f * 1.44269502f, tanh_last = 0.0445771515f;
