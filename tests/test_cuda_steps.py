@@ -58,6 +58,12 @@ def sums():
         g.output(f"y{i}", aicf.sum(g.input(f"x{i}", (40000 + i,))))
     return g
 
+def long():
+    "One kernel that takes a GPU some 20 us."
+    g = aicf.Graph("long")
+    g.output("y", aicf.tanh(g.param("p", (1 << 22,))))
+    return g
+
 def split():
     "Two products, each split over its depth."
     g = aicf.Graph("split")
@@ -72,7 +78,7 @@ APART = [name for name in _core.pass_names() if name != "block"]
 
 def compile_all():
     _core.cuda_cubins(_core.cuda_programs(small()._core, APART), "sm_90a")
-    graphs = [product(*LARGE), product(*SMALL), base(), other(1), split()]
+    graphs = [product(*LARGE), product(*SMALL), base(), other(1), long(), split()]
     for passes in (_core.pass_names(), []):
         _core.cuda_cubins(_core.cuda_programs(sums()._core, passes), "sm_90a")
     for g in graphs + [layout(i) for i in LAYOUTS]:
@@ -285,6 +291,27 @@ run_many(watched, x=x[:9], t=t[:9])
     assert (many[0][1] > 0) == (passes == "default")  # a block takes any number of slices
     assert many[2][2] > 0  # a graph of slices of some inputs alone
     assert alone[0] == alone[3] == 9  # what lies side by side comes by one copy
+
+
+def test_a_long_kernel_goes_by_itself(together):
+    """So that it gets ready while the one before it runs; not one whose launch is all there is to
+    wait for, nor one that reads before others are done, nor what is many steps of one graph."""
+    script = """
+count = ctypes.CDLL("libcuda.so.1").fake_cuda_count
+NAMES = b"cuLaunchKernelEx", b"cuGraphLaunch"
+for make in (long, lambda: other(1), lambda: product(*LARGE)):
+    step = make().compile(device="cuda", passes=[])
+    for times in (1, 3, 200):
+        before = [count(name) for name in NAMES]
+        step.replay(times)
+        print(*(count(name) - b for name, b in zip(NAMES, before)), end=" ")
+    print(step.steps_run)
+"""
+    lines = [list(map(int, line.split())) for line in together(script)[0].splitlines()]
+    assert lines[0][:4] == [1, 0, 3, 0] and lines[0][5] >= 8
+    for line in lines[1:]:
+        assert line[:5] == [0, 1, 0, 3, 0]
+    assert [line[-1] for line in lines] == [204] * 3
 
 
 def test_uploads_beside_a_step(together):

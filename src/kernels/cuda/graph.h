@@ -59,6 +59,8 @@ class CapturedGraph : public Captured {
         char bytes[64];
     };
     void launch_loop(int64_t steps, int64_t slices, const Operands& operands, bool staged);
+    void launch_alone(void* block);
+    bool launches_alone() const;
     void find_order();
     void build(Run& run);
     void add(Run& run, size_t op);
@@ -74,6 +76,7 @@ class CapturedGraph : public Captured {
     std::vector<std::vector<uint32_t>> late_;  // by op: late_of() the one before it
     std::vector<bool> urgent_;  // by op: before what runs beside it; empty: all alike
     Run one_, many_;
+    bool alone_ = false;         // launches_alone()
     bool loops_ = false;         // the plan is one launch that can run many steps
     std::vector<Chunk> looped_;  // what the last such launch was given
 };
