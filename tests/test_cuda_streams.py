@@ -437,7 +437,7 @@ on(c)
 x, y, z = Tensor(64), Tensor(64), Tensor(64)
 cu.cuStreamSynchronize(c)  # for all streams
 {commands}
-for stream in (a, b, c):
+for stream in (a, b, c, Tensor.stream):
     capture(stream, 0)
     wait(stream)
 assert cu.fake_cuda_crossings() == 0
@@ -459,6 +459,8 @@ for stream in (c, a, None):
     assert called(z, y) == [0, 1, 1, 0]
     neg(z, y, "event").wait()
     assert called(x, y, 2, sync="full") == [0, 2, 1, 0]
+on(pointer(2))  # each thread has its own
+assert called(x, y, 10) == [10, 0, 0, 0]
 """,
         # Streams in turn: none waits for another one's launches.
         """

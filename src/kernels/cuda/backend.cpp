@@ -234,8 +234,11 @@ class CudaBackend : public Backend, OtherStreams {
         launch(op, reinterpret_cast<CUstream>(stream));
     }
     std::unique_ptr<Repeated> repeat_on(intptr_t stream, const BoundOp& op) override {
-        if (!op.code || static_cast<const CudaKernel&>(*op.kernel).product) return nullptr;
-        return std::make_unique<LaunchGraph>(gpu_, reinterpret_cast<CUstream>(stream), op);
+        auto* const on = reinterpret_cast<CUstream>(stream);
+        const bool product = static_cast<const CudaKernel&>(*op.kernel).product != nullptr;
+        // The per-thread default is a stream of each thread's.
+        if (!op.code || product || on == CU_STREAM_PER_THREAD) return nullptr;
+        return std::make_unique<LaunchGraph>(gpu_, on, op);
     }
     void mark(std::optional<intptr_t> stream) override { stream_->mark(stream); }
     void follow(std::optional<intptr_t> stream) override { stream_->follow(stream); }
