@@ -5,6 +5,7 @@
 """
 
 import ctypes
+import threading
 
 import numpy as np
 from compare import numpy_dtype
@@ -137,17 +138,17 @@ class Foreign:
 class Cuda:
     """Memory of the first GPU, through the driver; its primary context is the one aicf uses."""
 
-    driver = None
+    here = threading.local()  # a thread's context is its own
 
     @classmethod
     def call(cls, name, *args):
-        if cls.driver is None:
-            cls.driver = ctypes.CDLL("libcuda.so.1")
+        if not hasattr(cls.here, "driver"):
+            cls.here.driver = ctypes.CDLL("libcuda.so.1")
             context = ctypes.c_void_p()
             cls.call("cuInit", 0)
             cls.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
             cls.call("cuCtxSetCurrent", context)
-        result = getattr(cls.driver, name)(*args)
+        result = getattr(cls.here.driver, name)(*args)
         assert result == 0, f"{name} failed with {result}"
 
     def __init__(self, data):

@@ -132,6 +132,56 @@ def test_stream_orders_replays_on_bound_tensors():
     assert int(bad) == 0
 
 
+def test_calls_that_come_again_torch():
+    """On each stream and on two in turn, behind kernels of PyTorch and before others."""
+    torch = pytest.importorskip("torch")
+    first, second = torch.cuda.Stream(), torch.cuda.Stream()
+    held = [[torch.zeros(256, 256, device="cuda") for _ in range(2)] for _ in range(2)]
+    bad = [torch.zeros((), device="cuda", dtype=torch.int64) for _ in range(2)]
+    torch.cuda.synchronize()
+    for streams in ([torch.cuda.default_stream()], [first], [second], [first, second]):
+        for i in range(200):
+            for stream, (x, y), wrong in zip(streams, held, bad, strict=False):
+                with torch.cuda.stream(stream):
+                    torch.cuda._sleep(5_000)
+                    x.fill_(i)
+                    aicf.op_call("neg", [x], [y], sync="none")
+                    wrong += (y != -i).sum()
+                    y.fill_(1)
+        torch.cuda.synchronize()
+        assert [int(wrong) for wrong in bad] == [0, 0]
+
+
+def test_calls_that_come_again_while_torch_captures():
+    """Those on the captured stream are recorded; another one's go on, and may be the first."""
+    torch = pytest.importorskip("torch")
+    captured, other = torch.cuda.Stream(), torch.cuda.Stream()
+    x, y, z = (torch.full((512,), 1.0 + i, device="cuda") for i in range(3))
+    u, v = (torch.full((300,), 5.0 + i, device="cuda") for i in range(2))
+    torch.cuda.synchronize()
+
+    def neg(stream, a, b, times):
+        with torch.cuda.stream(stream):
+            for _ in range(times):
+                aicf.op_call("neg", [a], [b], sync="none")
+
+    neg(captured, x, y, 12)
+    neg(other, u, v, 1)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=captured):
+        aicf.op_call("neg", [x], [z], sync="none")
+        neg(other, u, v, 12)
+    neg(captured, x, y, 2)
+    torch.cuda.synchronize()
+    assert (y == -1).all() and (z == 3).all() and (v == -5).all()
+    x.fill_(4)
+    torch.cuda.synchronize()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert (y == -1).all() and (z == -4).all()
+
+
 @pytest.mark.parametrize("name", ["cupy", "jax.numpy"])
 def test_inputs(name):
     module = pytest.importorskip(name)

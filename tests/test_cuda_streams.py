@@ -59,6 +59,11 @@ def free(stream):
     assert cu.cuMemFreeAsync(x, stream) == 0
 def free_now():
     assert cu.cuMemFree_v2(x) == 0
+graph = made("cuGraphCreate", 0)
+made("cuGraphAddEmptyNode", graph, None, size(0))
+launched = made("cuGraphInstantiateWithFlags", graph, ctypes.c_ulonglong(0))
+def launch(stream):
+    assert cu.cuGraphLaunch(launched, stream) == 0
 {commands}
 """
 UNMADE, USED = "nothing orders behind its allocation", "nothing orders behind another one's use"
@@ -88,6 +93,8 @@ RUNNING = "the device may still use"
         ("use(a); wait(a); free_now()", None),
         ("use(a); order(a, b); wait(b); free_now()", None),
         ("use(a); wait(b); free_now()", RUNNING),
+        ("use(a); launch(a); launch(b); use(b)", None),
+        ("use(a); launch(b); use(b)", UNMADE),
     ],
 )
 def test_the_driver_knows_what_is_ordered(driver, commands, says):
@@ -227,6 +234,11 @@ def count(name):
     return cu.fake_cuda_count(name.encode())
 def on(stream):
     Tensor.stream = stream
+def ways(call):  # how often each of WAYS was gone in it
+    before = [count(name) for name in WAYS]
+    call()
+    return [count(name) - had for name, had in zip(WAYS, before)]
+WAYS = "cuLaunchKernel", "cuGraphLaunch", "cuGraphExecKernelNodeSetParams_v2", "cuGraphCreate"
 def product(k=4096, **options):  # which borrows memory, the more the longer
     x, y, z = Tensor(16, k), Tensor(k, 16), Tensor(16, 16)
     aicf.op_call("gemm", [x, y], [z], **options)
@@ -398,3 +410,150 @@ def test_operands_of_unknown_frameworks_are_held(warm, script):
     """Until the call is done, for nothing else says when they may be given back."""
     done = run(CALLS + script, warm, warm)
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+
+
+# Calls of one kind: the first seven in a row on a stream by launches, others by a graph for it.
+REPEATED = """
+def neg(x, y, sync="none", **options):
+    return aicf.op_call("neg", [x], [y], sync=sync, **options)
+def pointers(stream):  # of what the last kernel on it was given
+    block = cu.fake_cuda_last_block(stream or pointer(1))
+    def read(kind, at):
+        return kind.from_address(block + at).value
+    tensors = read(ctypes.c_uint16, 4) + read(ctypes.c_uint16, 6)
+    return [read(ctypes.c_uint64, read(ctypes.c_uint32, 32 + 4 * i)) for i in range(tensors)]
+def workspace(stream):
+    return ctypes.c_uint64.from_address(cu.fake_cuda_last_block(stream) + 16).value
+def called(x, y, times=1, **options):  # the ways it went, with what it was given looked at
+    def call():
+        for turn in range(times):
+            neg(x, y, **options)
+            assert pointers(Tensor.stream) == [x.memory.value, y.memory.value]
+    return ways(call)
+def capture(stream, number):
+    cu.fake_cuda_capture(stream, ctypes.c_ulonglong(number))
+cu.fake_cuda_last_block.restype = pointer
+on(c)
+x, y, z = Tensor(64), Tensor(64), Tensor(64)
+cu.cuStreamSynchronize(c)  # for all streams
+{commands}
+for stream in (a, b, c, Tensor.stream):
+    capture(stream, 0)
+    wait(stream)
+assert cu.fake_cuda_crossings() == 0
+"""
+
+
+@pytest.mark.parametrize(
+    "commands",
+    [
+        # Its parameters are set where they are others.
+        """
+for stream in (c, a, None):
+    on(stream)
+    assert called(x, y, 7) == [7, 0, 0, 0]
+    assert called(x, y, 5) == [0, 5, 0, 1]
+    assert called(x, z) == [0, 1, 1, 0]
+    assert called(x, y) == [0, 1, 1, 0]
+    assert called(x, y, 3) == [0, 3, 0, 0]
+    assert called(z, y) == [0, 1, 1, 0]
+    neg(z, y, "event").wait()
+    assert called(x, y, 2, sync="full") == [0, 2, 1, 0]
+on(pointer(2))  # each thread has its own
+assert called(x, y, 10) == [10, 0, 0, 0]
+""",
+        # Streams in turn: none waits for another one's launches.
+        """
+for turn in range(20):
+    for stream in (c, b):
+        on(stream)
+        assert called(x, y) == [1, 0, 0, 0]
+on(c)
+assert called(x, y, 9) == [7, 2, 0, 1]
+for turn in range(20):
+    on(b)
+    assert called(x, z) == [1, 0, 0, 0]
+    on(c)
+    assert called(x, y) == [0, 1, 1, 0]
+on(b)  # for good
+held = cu.fake_cuda_held()
+assert called(x, y, 9) == [7, 2, 0, 1]
+assert cu.fake_cuda_held() == held
+on(c)
+assert called(x, y, 7) == [7, 0, 0, 0]
+on(b)
+assert called(x, y) == [0, 1, 0, 0]
+""",
+        # A capture records the kernel and no graph, and what it was given is none of the graph's.
+        """
+called(x, y, 5)
+capture(c, 7)
+assert called(x, z, 5) == [5, 0, 0, 0]
+capture(c, 0)
+assert called(x, y, 2) == [2, 0, 0, 0]
+assert called(x, y, 2) == [0, 2, 0, 1]
+capture(c, 8)
+assert called(x, z, 5) == [5, 0, 0, 0]
+capture(c, 0)
+assert called(x, y, 2) == [0, 2, 1, 0]
+""",
+        # While another stream is captured a graph is made, and one given back.
+        """
+capture(a, 7)
+assert called(x, y, 9) == [7, 2, 0, 1]
+on(b)
+assert called(x, y, 9) == [7, 2, 0, 1]
+""",
+        # Scratch memory that is renewed is what its next launch is given.
+        """
+def borrowed(k):
+    product(k, sync="none")
+    return workspace(c)
+first = borrowed(4096)
+assert ways(lambda: [borrowed(4096) for turn in range(10)])[0] == 6
+for k in (8192, 12288):
+    more = borrowed(k)
+    assert more != first
+    assert ways(lambda: borrowed(4096))[:2] == [0, 1]
+    assert workspace(c) == more
+    first = more
+""",
+        # A graph goes with its call, of which so many are known.
+        """
+tensors = [(Tensor(n), Tensor(n)) for n in range(64, 134)]
+held = cu.fake_cuda_held()
+for turn in range(2):
+    for x, y in tensors:
+        assert called(x, y, 9) == [7, 2, 0, 1]
+        assert cu.fake_cuda_held() <= held + 2 * 64 + 10
+""",
+        # Of one that fails nothing is kept, and the next one makes it.
+        """
+for asked in (1, 2, 3, 4):
+    x, y = Tensor(64 + asked), Tensor(64 + asked)
+    called(x, y, 7)
+    held = cu.fake_cuda_held()
+    for turn in range(2):
+        cu.fake_cuda_arm(ctypes.c_long(asked), 0)
+        try:
+            neg(x, y)
+            raise SystemExit("nothing has failed")
+        except aicf.OutOfMemory as error:
+            assert "the launch of neg" in str(error), error
+        assert cu.fake_cuda_disarm() == asked and cu.fake_cuda_held() == held
+    assert called(x, y, 2) == [0, 2, 0, 1]
+""",
+        # Threads take turns.
+        """
+from concurrent.futures import ThreadPoolExecutor
+def many(stream):
+    for turn in range(200):
+        neg(x, y if turn % 3 else z, stream=stream.value)
+with ThreadPoolExecutor(4) as pool:
+    list(pool.map(many, (c, b, c, a)))
+""",
+    ],
+)
+def test_calls_that_come_again(warm, commands):
+    done = run(CALLS + REPEATED.format(commands=commands), warm, warm)
+    assert done.returncode == 0, done.stderr

@@ -179,6 +179,15 @@ void use_block(const char* block, CUstream stream) {
         broken("a workspace on a stream that nothing orders behind another one's use");
 }
 
+void check_size(CUfunction function, unsigned blocks, unsigned threads, unsigned shared) {
+    if (!functions.count(function)) broken("a launch of no function");
+    const auto asked = most_shared.find(function);
+    constexpr unsigned unasked = 40 << 10;  // of 48 KiB, with what a body may declare
+    if (!blocks || !threads || threads > 1024 ||
+        shared > (asked == most_shared.end() ? unasked : asked->second))
+        broken("a launch of impossible size");
+}
+
 void run_kernel(CUfunction function, unsigned blocks, unsigned threads, size_t shared,
                 const void* block, const std::vector<emulated::Bytes>& unsettled) {
     const auto code = codes.find(function);
@@ -240,6 +249,16 @@ int fake_cuda_early() {
 const char* fake_cuda_block(size_t i) {
     LOCK;
     return i < blocks.size() ? blocks[i].data() : nullptr;
+}
+/// The block of the kernel that was launched last on a stream.
+const char* fake_cuda_last_block(CUstream stream) {
+    LOCK;
+    return last_blocks.at(stream).data();
+}
+/// How many launches of a graph came behind one on another stream.
+int fake_cuda_crossings() {
+    LOCK;
+    return crossings;
 }
 size_t fake_cuda_uploaded() {
     LOCK;
@@ -582,12 +601,8 @@ CUresult cuFuncLoad(CUfunction) {
 static CUresult launch(CUfunction function, unsigned gx, unsigned gy, unsigned gz, unsigned bx,
                        unsigned by, unsigned bz, unsigned shared, CUstream stream,
                        void** parameters, bool early) {
-    if (!functions.count(function)) broken("a launch of no function");
-    const auto asked = most_shared.find(function);
-    constexpr unsigned unasked = 40 << 10;  // of 48 KiB, with what a body may declare
-    if (!gx || !gy || !gz || !bx || !by || !bz || bx > 1024 ||
-        shared > (asked == most_shared.end() ? unasked : asked->second))
-        broken("a launch of impossible size");
+    if (gy != 1 || gz != 1 || by != 1 || bz != 1) broken("a launch of impossible size");
+    check_size(function, gx, bx, shared);
     if (!lives(stream)) broken("a launch on a dead stream");
     const char* const block = static_cast<const char*>(parameters[0]);
     check_block(block);
@@ -596,6 +611,7 @@ static CUresult launch(CUfunction function, unsigned gx, unsigned gy, unsigned g
     run_kernel(function, gx, bx, shared, block,
                early ? known_to(before) : std::vector<emulated::Bytes>{});
     before.assign(block, block + read<uint32_t>(block));
+    last_blocks[stream] = before;
     return CUDA_SUCCESS;
 }
 CUresult cuLaunchKernel(CUfunction function, unsigned gx, unsigned gy, unsigned gz, unsigned bx,

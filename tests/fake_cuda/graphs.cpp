@@ -166,6 +166,7 @@ CUresult cuGraphKernelNodeSetAttribute(CUgraphNode node, CUkernelNodeAttrID whic
 }
 CUresult cuGraphInstantiateWithFlags(CUgraphExec* exec, CUgraph graph, unsigned long long flags) {
     MAY_FAIL;
+    NOT_IN_CAPTURE("a graph instantiated");
     if (!graphs.count(graph)) broken("a dead graph instantiated");
     for (CUgraphNode node : reinterpret_cast<Graph*>(graph)->nodes)
         if (reinterpret_cast<Node*>(node)->priority &&
@@ -185,7 +186,9 @@ CUresult cuGraphInstantiateWithFlags(CUgraphExec* exec, CUgraph graph, unsigned 
 }
 CUresult cuGraphExecDestroy(CUgraphExec exec) {
     LOCK;
+    NOT_IN_CAPTURE("an executable graph destroyed");
     if (!execs.erase(exec)) broken("an executable graph destroyed twice");
+    order.destroy(exec);
     orders.erase(exec);
     exec_ids.erase(exec);
     delete reinterpret_cast<std::map<CUgraphNode, Node>*>(exec);
@@ -242,14 +245,19 @@ CUresult cuGraphExecChildGraphNodeSetParams(CUgraphExec exec, CUgraphNode node, 
     held.calls = calls;
     return CUDA_SUCCESS;
 }
-CUresult cuGraphUpload(CUgraphExec, CUstream) {
+CUresult cuGraphUpload(CUgraphExec exec, CUstream stream) {
     MAY_FAIL;
+    NOT_IN_CAPTURE("a graph uploaded");
+    if (!execs.count(exec) || !lives(stream)) broken("an upload of a dead graph");
+    if (captures.count(stream)) broken("an upload on a stream that is captured");
     return CUDA_SUCCESS;
 }
 CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream) {
     MAY_FAIL;
     NEED_CONTEXT;
-    if (!execs.count(exec) || !streams.count(stream)) broken("a launch of a dead graph");
+    if (!execs.count(exec) || !lives(stream)) broken("a launch of a dead graph");
+    if (captures.count(stream)) broken("a graph in the capture of a stream");
+    crossings += !order.begin(exec, stream);
     const auto& nodes = *reinterpret_cast<std::map<CUgraphNode, Node>*>(exec);
     const auto real_now = [] {
         return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(
@@ -264,11 +272,14 @@ CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream) {
         const Node& held = nodes.at(node);
         if (held.type == CU_GRAPH_NODE_TYPE_KERNEL) {
             const uint64_t begin = real_now();
+            check_size(held.params.func, held.params.gridDimX, held.params.blockDimX,
+                       held.params.sharedMemBytes);
             check_block(held.block.data());
             use_block(held.block.data(), stream);
             run_kernel(held.params.func, held.params.gridDimX, held.params.blockDimX,
                        held.params.sharedMemBytes, held.block.data(),
                        held.early ? written_by(nodes.at(held.early)) : none);
+            last_blocks[stream] = held.block;
             symbols.push_back(functions.at(held.params.func).c_str());
             // It got ready while the one before it still ran.
             begins.push_back(begins.empty() ? start : begin - (begin - begins.back()) / 2);
@@ -281,6 +292,7 @@ CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream) {
             recorded[held.event] = std::chrono::duration<double, std::milli>(now).count();
         }
     }
+    order.end(exec, stream);
     if (watch && !symbols.empty())
         watch(exec_ids.at(exec), symbols.size(), symbols.data(), begins.data(), ends.data());
     return CUDA_SUCCESS;

@@ -54,6 +54,19 @@ class Order {
         command(stream);
         join(streams_[id_of(stream)], events_[event]);
     }
+    /// An executable graph is launched once more: behind its last launch, on whatever stream. False
+    /// where that was another one.
+    bool begin(CUgraphExec graph, CUstream stream) {
+        command(stream);
+        const auto last = graphs_.find(graph);
+        if (last == graphs_.end()) return true;
+        join(streams_[id_of(stream)], last->second.behind);
+        return last->second.stream == id_of(stream);
+    }
+    void end(CUgraphExec graph, CUstream stream) {
+        graphs_[graph] = {id_of(stream), command(stream)};
+    }
+    void destroy(CUgraphExec graph) { graphs_.erase(graph); }
     void host_waits(CUstream stream) { join(host_, command(stream)); }
     void host_waits(CUevent event) { join(host_, events_[event]); }
     void host_waits() {
@@ -146,6 +159,11 @@ class Order {
     std::set<uint64_t> apart_;  // neither wait for the legacy default stream nor it for them
     std::map<uint64_t, Clock> streams_;
     std::map<CUevent, Clock> events_;
+    struct Launch {
+        uint64_t stream;
+        Clock behind;
+    };
+    std::map<CUgraphExec, Launch> graphs_;  // the last one of each
     Clock host_;
     std::map<uintptr_t, Block> blocks_;  // of the pool
     std::deque<Copy> copies_;            // the last ones

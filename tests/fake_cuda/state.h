@@ -71,7 +71,9 @@ const auto kContext = reinterpret_cast<CUcontext>(2);
 inline thread_local int current_contexts = 0;  // of this thread
 inline int contexts = 0, calls = 0;
 inline int early = 0, urgent = 0;              // programmatic edges, and nodes of a priority
+inline int crossings = 0;                      // launches of a graph behind another stream's
 inline std::vector<std::vector<char>> blocks;  // that nodes were given, in that order
+inline auto& last_blocks = *new std::map<CUstream, std::vector<char>>;  // of the last kernels
 
 int number(const char* name, int otherwise);  // of the environment
 [[noreturn]] void broken(const char* what);
@@ -92,6 +94,7 @@ struct Span {
 std::vector<Span> spans_of(const char* block);
 void check_block(const char* block);  // that all of them are alive
 void use_block(const char* block, CUstream stream);
+void check_size(CUfunction function, unsigned blocks, unsigned threads, unsigned shared);
 void run_kernel(CUfunction function, unsigned blocks, unsigned threads, size_t shared,
                 const void* block, const std::vector<emulated::Bytes>& unsettled = {});
 

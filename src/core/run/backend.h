@@ -71,6 +71,16 @@ class Timed {
     virtual std::string problem() const { return ""; }
 };
 
+/// One op in the form that is quickest to enqueue again and again on one stream. It goes before its
+/// backend does, also while the device runs it.
+class Repeated {
+  public:
+    virtual ~Repeated() = default;
+    /// Enqueues the op that it was made of. `moved`: the block has changed since that, or since the
+    /// last run that did not fail.
+    virtual void run(const BoundOp& op, bool moved) = 0;
+};
+
 /// Work on streams that others made, numbered as in DLPack. One may be gone as soon as they have it
 /// back: what is to come behind work on it is told by a mark that was made at once. There is one
 /// mark: what is marked comes behind what was marked before. No stream: the backend's own.
@@ -78,7 +88,9 @@ class OtherStreams {
   public:
     virtual ~OtherStreams() = default;
     virtual void run_on(intptr_t stream, const BoundOp& op) = 0;  // enqueues one op
-    virtual void mark(std::optional<intptr_t> stream) = 0;        // what it holds now
+    /// The same many times, while the stream is not captured; nullptr: by run_on() each time.
+    virtual std::unique_ptr<Repeated> repeat_on(intptr_t stream, const BoundOp& op) = 0;
+    virtual void mark(std::optional<intptr_t> stream) = 0;  // what it holds now
     /// Its later work waits for the mark; so must what is marked, before it is enqueued.
     virtual void follow(std::optional<intptr_t> stream) = 0;
     virtual void wait_for_mark() = 0;            // the host waits

@@ -352,6 +352,11 @@ struct Desk {
         BoundOp bound;                   // with the addresses of its last call
         const void* counters = nullptr;  // of that call
         bool placed = false;
+        intptr_t stream = 0;   // of its last call that was not captured
+        int64_t in_a_row = 0;  // calls on it, where they did not go by `repeated`
+        std::unique_ptr<Repeated> repeated = {};
+        intptr_t repeated_on = 0;  // the stream that it is for; 0: there is none
+        bool moved = false;        // whether the block is another than at its last run
 
         /// Whether each output is writable and in a range of bytes of its own: overlaps_itself() is
         /// settled by the layout, and no overlaps() need be asked.
@@ -484,8 +489,26 @@ struct Desk {
         put(one.counters, counters);
         if (!moved) return;
         one.placed = false;
+        one.moved = true;
         backend->finish_args(kernel, args, counters);
         one.placed = true;
+    }
+    /// Enqueues a call that is not captured: one that comes often on a stream by a form for that
+    /// stream alone, so that no other one waits for it.
+    static void enqueue(intptr_t stream, Known& one, OtherStreams& others) {
+        constexpr int64_t kOften = 8;  // to make it takes what as many runs of it save
+        if (one.repeated_on != stream) {
+            one.in_a_row = one.stream == stream ? one.in_a_row + 1 : 1;
+            one.stream = stream;
+            auto made = one.in_a_row < kOften ? nullptr : others.repeat_on(stream, one.bound);
+            if (!made) return others.run_on(stream, one.bound);
+            one.repeated = std::move(made);
+            one.repeated_on = stream;
+            one.moved = false;
+        }
+        one.stream = stream;
+        one.repeated->run(one.bound, one.moved);
+        one.moved = false;
     }
     [[nodiscard]] Owners run_on(intptr_t stream, Known& one, Tensors inputs, Tensors outputs,
                                 SyncPolicy sync, OtherStreams& others);
@@ -600,7 +623,7 @@ Owners Desk::run_on(intptr_t stream, Known& one, Tensors inputs, Tensors outputs
     // Nothing may throw after the first written byte, and what runs must have its operands.
     add(inputs);
     add(outputs);
-    others.run_on(stream, one.bound);
+    enqueue(stream, one, others);
     if (waited_for) others.mark(stream);
     holding += held.size() > before;
     const bool free = holding >= kMostHolding || (sync == SyncPolicy::full && holding);

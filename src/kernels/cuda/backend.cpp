@@ -233,6 +233,13 @@ class CudaBackend : public Backend, OtherStreams {
     void run_on(intptr_t stream, const BoundOp& op) override {
         launch(op, reinterpret_cast<CUstream>(stream));
     }
+    std::unique_ptr<Repeated> repeat_on(intptr_t stream, const BoundOp& op) override {
+        auto* const on = reinterpret_cast<CUstream>(stream);
+        const bool product = static_cast<const CudaKernel&>(*op.kernel).product != nullptr;
+        // The per-thread default is a stream of each thread's.
+        if (!op.code || product || on == CU_STREAM_PER_THREAD) return nullptr;
+        return std::make_unique<LaunchGraph>(gpu_, on, op);
+    }
     void mark(std::optional<intptr_t> stream) override { stream_->mark(stream); }
     void follow(std::optional<intptr_t> stream) override { stream_->follow(stream); }
     void wait_for_mark() override { stream_->wait_for_mark(); }
@@ -261,11 +268,9 @@ class CudaBackend : public Backend, OtherStreams {
         const Scope scope(gpu_);
         if (kernel.product) return run_product(op, *op.args, stream);
         void* parameters[] = {passed_of(kernel, *op.args)};
-        const CUresult result =
-            cu.cuLaunchKernel(function_of(op), kernel.blocks, 1, 1, kernel.threads, 1, 1,
-                              kernel.shared, stream, parameters, nullptr);
-        if (result != CUDA_SUCCESS)  // no text is made for a launch that goes well
-            check_call(result, cat("the launch of ", op.op, " (", kernel.name, ")").c_str());
+        check_launch(cu.cuLaunchKernel(function_of(op), kernel.blocks, 1, 1, kernel.threads, 1, 1,
+                                       kernel.shared, stream, parameters, nullptr),
+                     op);
     }
 
     /// The copy of a strided device tensor into C order at `to`.
