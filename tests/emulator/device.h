@@ -293,6 +293,11 @@ inline void atom_acq_rel_gpu_global_add_u32(u32& before, u32* at, u32 by) {
     before = *at;
     *at += by;
 }
+inline void atom_shared_inc_u32(u32& before, u32 place, u32 most) {
+    u32* const at = reinterpret_cast<u32*>(shared_at(place));
+    before = *at;
+    *at = before >= most ? 0 : before + 1;
+}
 template <class T>
 void ld_global_cg_v4_u32(u32& a, u32& b, u32& c, u32& d, const T* at) {
     emulated_api.global(at);

@@ -11,9 +11,8 @@ namespace aicf::cuda {
 
 namespace {
 
-// Where a thread takes lots in turns: blocks of a processor, and how many it holds at once.
-constexpr int64_t kTurnBlocks = 36;
-constexpr int kTurnResident = 6;
+// Where warps take lots in turns: threads of a block, of which a processor has one, and vectors.
+constexpr int kTurnThreads = 1024, kTurnVectors = 3;
 constexpr int64_t kLotOperands = 4;       // of two vectors of each, what registers hold
 constexpr double kLotInstructions = 128;  // of an element, up to which a loop's are worth sparing
 // Instructions of an element from which on a thread asks for two vectors at once; threads and
@@ -317,10 +316,11 @@ class PointwiseText {
         else
             load_ += load_text(how, index, type(k));
     }
-    /// The same of lots of `vectors` vectors, all of whose operands are dense or one number.
-    std::pair<std::string, std::string> lot_text(int vectors) const {
+    /// The same of lots of `vectors` vectors, `apart` from each other, of operands that are all
+    /// dense or one number.
+    std::pair<std::string, std::string> lot_text(int vectors, int apart) const {
         std::string loads, stores;
-        const std::string sizes = cat(width_, ", ", vectors, ", ", threads_of_lot() * width_);
+        const std::string sizes = cat(width_, ", ", vectors, ", ", apart);
         for (size_t k = 0; k < views_.size(); k++) {
             const bool output = k >= op_.inputs.size();
             const size_t index = output ? k - op_.inputs.size() : k;
@@ -466,42 +466,42 @@ class PointwiseText {
     int threads_of_lot() const {
         return !heavy_ && out_.dtype == DType::f32 ? kWidePairThreads : kThreads;
     }
-    /// Vectors of a lot lie as far apart as the block's threads reach; what ends within one, or has
-    /// a large argument, is done vector by vector.
+    /// Vectors of a lot lie as far apart as the threads reach that make it, a block's or, in turns,
+    /// a warp's; what ends within one, or has a large argument, is done vector by vector.
     void loop_of_lots(const std::string& compute, int vectors) {
-        const int apart = threads_of_lot() * width_, lot = apart * vectors;
-        text_.threads = text_.bound = threads_of_lot();
         text_.body += body_head(op_, layout_, raw_) + before_;
         std::vector<std::string> ways;  // the quickest first
         for (const bool normal : {true, false})
             if (std::string way = taken_near(compute, normal); !way.empty())
                 ways.push_back(std::move(way));
         const bool turns = heavy_ && !ways.empty() && vectors > 1 && reads_one();
-        text_.blocks = ceil_div(count_, int64_t{lot});
+        if (turns) vectors = kTurnVectors;
+        text_.threads = text_.bound = turns ? kTurnThreads : threads_of_lot();
+        const int apart = (turns ? 32 : text_.threads) * width_, lot = apart * vectors;
+        text_.blocks = ceil_div(count_, int64_t{text_.threads} * width_ * vectors);
         if (heavy_)
-            text_.blocks =
-                std::min(text_.blocks, (turns ? kTurnBlocks : kHeavyBlocks) * limits_.processors);
+            text_.blocks = std::min(text_.blocks, (turns ? 1 : kHeavyBlocks) * limits_.processors);
         else
             text_.resident = out_.dtype == DType::f32 ? kWidePairResident : kPairResident;
-        const auto [loads, stores] = lot_text(vectors);
-        text_.body += cat("    const uint32_t n = ", size(), ";\n    const bool wide = ", wide_,
-                          ";\n    const uint32_t whole = wide ? n - ", lot - apart + width_ - 1,
-                          "u : 0u;\n    uint32_t i0 = grid.block * ", lot, "u + grid.thread() * ",
-                          width_, "u;\n");
+        const auto [loads, stores] = lot_text(vectors, apart);
+        text_.body +=
+            cat("    const uint32_t n = ", size(), ";\n    const bool wide = ", wide_,
+                ";\n    const uint32_t whole = wide ? n - ", lot - apart + width_ - 1, "u : 0u;\n");
         if (turns) {
             size_t k = 0;
             while (access_[k].reach != Reach::dense) k++;
-            text_.resident = kTurnResident;
             text_.body +=
                 cat("    const scalar::Constants constants = held(scalar::Constants());\n",
-                    make_text(ways[0]), "    Turns<", width_, ", ", apart, ", ", type(k), ", ",
-                    type(op_.inputs.size()), "> turns(x", k,
-                    ", y0, i0, wide ? n : 0u, grid.blocks);\n#pragma unroll 1\n",
-                    "    while ((i0 = turns.left(make)) < n) {\n");
+                    make_text(ways[0]), "    __shared__ uint32_t tickets;\n    Turns<", width_,
+                    ", ", vectors, ", ", type(k), ", ", type(op_.inputs.size()), "> turns(x", k,
+                    ", y0, wide ? n : 0u, grid, tickets);\n#pragma unroll 1\n",
+                    "    for (uint32_t first; (first = turns.left(make)) < n;) {\n",
+                    "        const uint32_t i0 = first + grid.thread() % 32 * ", width_, ";\n");
         } else {
-            text_.body +=
-                cat(ways.empty() ? "" : "    const scalar::Constants constants;\n",
-                    "#pragma unroll 1\n    for (; i0 < n; i0 += grid.blocks * ", lot, "u) {\n");
+            text_.body += cat(ways.empty() ? "" : "    const scalar::Constants constants;\n",
+                              "#pragma unroll 1\n    for (uint32_t i0 = grid.block * ", lot,
+                              "u + grid.thread() * ", width_, "u; i0 < n; i0 += grid.blocks * ",
+                              lot, "u) {\n");
         }
         text_.body += "        if (i0 < whole) {\n";
         if (ways.empty())

@@ -530,59 +530,6 @@ __device__ __forceinline__ void store_lots(E* y, const C (&a)[Lots * V]) {
         store_dense<V>(y + k * Apart, some, 0, V, true);
     }
 }
-/// Lots of two vectors of V elements, Apart from each other, in turns of few instructions: a lot's
-/// first vector is on its way while the second of the one before is made.
-template <int V, int Apart, class E, class R>
-struct Turns {
-    const E* from;
-    R* to;
-    uint32_t i;
-    const uint32_t whole, step;
-    Wide<E> ahead[V];
-
-    /// Of each lot of `blocks` from the one at `at` on that ends before `most`: for all threads of
-    /// a block the same ones.
-    __device__ __forceinline__ Turns(const E* x, R* y, uint32_t at, uint32_t most, uint32_t blocks)
-        : from(x + at),
-          to(y + at),
-          i(at),
-          whole(most / (2 * Apart) * (2 * Apart)),
-          step(held(blocks * uint32_t(2 * Apart))) {
-        if (i < whole) load(ahead, from);
-    }
-    /// Makes lots until one is far for a thread of a warp, or they end: where the one lies that is
-    /// next, and left to the caller.
-    template <class Make>
-    __device__ __forceinline__ uint32_t left(const Make& make) {
-        bool more = i < whole, far = false;
-#pragma unroll 1
-        while (more) {
-            Wide<E> behind[V];
-            Wide<R> one[V], other[V];
-            bool near = true;
-            load(behind, from + Apart);
-            make(near, ahead, one);
-            from += step;
-            i += step;
-            more = i < whole;
-            if (more) load(ahead, from);
-            make(near, behind, other);
-            far = __any_sync(~0u, !near);
-            if (far) break;
-            store_dense<V>(to, one, 0, V, true);
-            store_dense<V>(to + Apart, other, 0, V, true);
-            to += step;
-        }
-        to += step;
-        i += far ? 0u : step;
-        return i - step;
-    }
-
-  private:
-    __device__ __forceinline__ static void load(Wide<E> (&a)[V], const E* x) {
-        load_dense<V, E>(a, x, 0, V, true);
-    }
-};
 template <int V, class At, class E, class C>
 __device__ __forceinline__ void store_each(E* y, const C (&a)[V], int64_t i, int64_t n) {
 #pragma unroll
@@ -636,6 +583,85 @@ template <class T>
 __device__ __forceinline__ T* near_at(uint32_t address) {
     return static_cast<T*>(__nv_cvta_shared_to_generic_impl(address));
 }
+
+/// Lots of `Vectors` vectors of V elements a thread, of which each warp of a block takes the next
+/// as soon as it has made one: a processor favours some of its warps, and those that it does not
+/// would be left at the end. A vector is on its way while the one before it is made.
+template <int V, int Vectors, class E, class R>
+struct Turns {
+    static constexpr uint32_t apart = 32 * V, lot = Vectors * apart;
+    const uint32_t lane, taken, start, step, whole;
+    const E* const from;
+    R* const to;
+    uint32_t i;  // of the warp
+    Wide<E> ahead[V];
+
+    /// Of `most` elements; `tickets` is the block's own. All threads of the block take part.
+    __device__ __forceinline__ Turns(const E* x, R* y, uint32_t most, const Grid& grid,
+                                     uint32_t& tickets)
+        : lane(grid.thread() % 32),
+          taken(shared_address(&tickets)),
+          start(grid.block * lot),
+          step(held(grid.blocks * lot)),
+          whole(most / lot * lot),
+          from(x + lane * V),
+          to(y + lane * V) {
+        if (grid.thread() == 0) tickets = 0;
+        __syncthreads();
+        i = at(ticket());
+        if (i < whole) load(ahead, from + i);
+    }
+    /// Makes lots until one is far for a thread of the warp, or not whole: where that lies, which
+    /// is left to the caller. Lots are asked for until one lies behind the last element.
+    template <class Make>
+    __device__ __forceinline__ uint32_t left(const Make& make) {
+#pragma unroll 1
+        while (i < whole) {
+            const uint32_t now = i, next = ticket();
+            const E* const x = from + now;
+            Wide<R> made[Vectors][V];
+            bool near = true;
+#pragma unroll
+            for (int k = 0; k < Vectors; k++) {
+                Wide<E> a[V];
+#pragma unroll
+                for (int j = 0; j < V; j++) a[j] = ahead[j];
+                if (k + 1 == Vectors) i = at(next);
+                if (k + 1 < Vectors)
+                    load(ahead, x + (k + 1) * apart);
+                else if (i < whole)
+                    load(ahead, from + i);
+                make(near, a, made[k]);
+            }
+            if (__any_sync(~0u, !near)) return now;
+#pragma unroll
+            for (int k = 0; k < Vectors; k++)
+                store_dense<V>(to + now + k * apart, made[k], 0, V, true);
+        }
+        const uint32_t last = i;
+        i = at(ticket());
+        return last;
+    }
+
+  private:
+    /// Of lane 0, what all lanes are to know. Of a plain addition the compiler would make one for
+    /// the warp, by more instructions.
+    __device__ __forceinline__ uint32_t ticket() const {
+        uint32_t got = 0;
+        if (lane == 0)
+            asm volatile("atom.shared.inc.u32 %0, [%1], %2;"
+                         : "=r"(got)
+                         : "r"(taken), "r"(~0u >> 1)
+                         : "memory");
+        return got;
+    }
+    __device__ __forceinline__ uint32_t at(uint32_t got) const {
+        return start + __shfl_sync(~0u, got, 0) * step;
+    }
+    __device__ __forceinline__ static void load(Wide<E> (&a)[V], const E* x) {
+        load_dense<V, E>(a, x, 0, V, true);
+    }
+};
 
 // Hand-overs between blocks, by counters in memory, as the memory model of PTX has them: what a
 // thread wrote, and what others wrote before a barrier that it has passed since, comes before its
