@@ -260,6 +260,8 @@ from aicf import _core
 g = aicf.Graph("calls")
 g.output("negated", -g.param("x", (64,)))
 g.output("number", -g.param("s", ()))
+g.output("long", -g.param("l", (1 << 23,)))
+g.output("sum", aicf.sum(g.param("r", (200_000,))))
 for k in (4096, 8192, 12288, 16384, 20480):
     g.output(f"y{k}", g.param(f"a{k}", (16, k)) @ g.param(f"b{k}", (k, 16)))
 _core.cuda_cubins(_core.cuda_programs(g._core, [], 132), "sm_90a")
@@ -506,17 +508,23 @@ assert called(x, y, 9) == [7, 2, 0, 1]
 """,
         # Scratch memory that is renewed is what its next launch is given.
         """
-def borrowed(k):
-    product(k, sync="none")
+x, y = Tensor(200_000), Tensor()
+def borrowed():
+    aicf.op_call("reduce_sum", [x], [y], {"axes": [0]}, sync="none")
     return workspace(c)
-first = borrowed(4096)
-assert ways(lambda: [borrowed(4096) for turn in range(10)])[0] == 6
-for k in (8192, 12288):
-    more = borrowed(k)
+first = borrowed()
+assert first and ways(lambda: [borrowed() for turn in range(10)])[0] == 6
+for k in (4096, 8192, 12288):
+    product(k, sync="none")
+    more = workspace(c)
     assert more != first
-    assert ways(lambda: borrowed(4096))[:2] == [0, 1]
-    assert workspace(c) == more
+    assert ways(borrowed)[:2] == [0, 1] and workspace(c) == more
     first = more
+""",
+        # What takes the device longer than the host takes for a launch has none.
+        """
+x, y = Tensor(1 << 23), Tensor(1 << 23)
+assert ways(lambda: [neg(x, y) for turn in range(12)]) == [12, 0, 0, 0]
 """,
         # A graph goes with its call, of which so many are known.
         """
