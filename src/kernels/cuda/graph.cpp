@@ -178,6 +178,7 @@ CapturedGraph::CapturedGraph(std::shared_ptr<Stream> stream, const std::vector<B
     loops_ = ops_.size() == 1 && ops_[0].code && kernel_of(ops_[0]).tail_at;
     if (loops_) many_.times = 1;  // of a launch that runs many steps
     find_order();
+    alone_ = launches_alone();
     try {
         build(one_);
         if (many_.times > 1) build(many_);
@@ -190,12 +191,12 @@ CapturedGraph::CapturedGraph(std::shared_ptr<Stream> stream, const std::vector<B
 CapturedGraph::~CapturedGraph() { destroy(); }
 
 /// Whether a plan is one kernel that is better launched without its graph. The device begins it
-/// some 2 us earlier so, while the host takes some 1 us longer (H200), which a long one hides. What
-/// runs before it may be anything: it must read nothing before that is done.
+/// some 1 us earlier so, while the host takes some 1 us longer (H200), which a long one hides. What
+/// runs before it may be anything, so it must read nothing before that is done.
 bool CapturedGraph::launches_alone() const {
     constexpr int64_t least = 4000;  // nanoseconds
     return ops_.size() == 1 && early_[0] == 0 && kernel_of(ops_[0]).early.empty() &&
-           kernel_of(ops_[0]).nanoseconds >= least;
+           asking(ops_[0], *ops_[0].args).empty() && kernel_of(ops_[0]).nanoseconds >= least;
 }
 
 /// Where ops run side by side, those on the way through the step that takes longest come first.
@@ -234,8 +235,6 @@ void CapturedGraph::find_order() {
             early_[i] = static_cast<int>(next[0]);
         if (early_[i] >= 0) late_[next[0]] = late_of(ops_[i], ops_[next[0]]);
     }
-    if (alone_ = launches_alone(); alone_)
-        late_[0].assign(late_[0].size(), kLateA | kLateB | kLateRest);
 }
 
 void CapturedGraph::build(Run& run) {
