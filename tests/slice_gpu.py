@@ -31,6 +31,7 @@ import aicf
 import numpy as np
 import test_attention
 import test_chains
+import test_cuda_lots
 import test_cuda_rows
 import test_cuda_rows_ahead
 import test_cuda_tables
@@ -129,7 +130,9 @@ def graphs():
         for shape in ((64, 10), (20, 1500), (3, 9000))
     ]
     rows += [of(norm_backward, shape, shape) for shape in ((50, 48), (7, 3000))]
-    parts = {"whole": whole, "rows": rows, "sums": sums, "products": products}
+    # Long enough for warps that take lots from a counter, the last lot not a whole one.
+    lots = [of(lambda g, x: [test_cuda_lots.chain(x)], (16 * 132 * 2048 + 1029,))]
+    parts = {"whole": whole, "rows": rows, "sums": sums, "products": products, "lots": lots}
     named = {f"{k} {i}": make for k, part in parts.items() for i, make in enumerate(part)}
     return named | families() | {f"op {case.id}": table(case) for case in CASES}
 

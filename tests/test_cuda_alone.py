@@ -1,10 +1,9 @@
 """Long kernels that are launched by themselves, each ready before the one before it is done: what
 they read of one another, of copies and of graphs between them."""
 
+import aicf
 import numpy as np
 import pytest
-
-import aicf
 
 pytestmark = pytest.mark.gpu
 COUNT = 1 << 22
@@ -18,7 +17,13 @@ def becomes(name, make):
     return g
 
 
+def beside(s):
+    """By kernels side by side, of which the longer one writes s."""
+    return aicf.where(aicf.max(s[:64]) > 1e30, s, aicf.sin(s) * aicf.exp(-(s * s)) + s * 0.5)
+
+
 MAKES = {
+    "beside": beside,
     "grow": lambda s: s * 1.5 - 0.25,
     "bend": lambda s: aicf.sin(s * 1.7 + 0.3),
     "mix": lambda s: aicf.tanh(aicf.sin(s) * s + aicf.exp(-(s * s))) * aicf.sigmoid(s),
@@ -56,7 +61,7 @@ def test_behind_one_another(order):
 
 
 def test_behind_copies():
-    """A state set between replays, and a call with a host array, whose copies a kernel waits for."""
+    """A state set between replays, and host arrays of calls: a kernel waits for their copies."""
     rng = np.random.default_rng(6)
     ends = []
     for device in ("cpu", "cuda"):

@@ -46,6 +46,12 @@ def test_what_steps_of_one_block_are_given(emulated):
     assert "1 passed" in out
 
 
+def test_long_kernels(emulated):
+    """Launched without a graph, each behind the one before it and behind copies."""
+    out = run(emulated, 9, 7, "tests/test_cuda_alone.py", "-k", "turn or copies")
+    assert "2 passed" in out
+
+
 def test_warp_roles(emulated):
     """Barriers in shared memory, the copy engine, products of warpgroups, clusters."""
     out = run(emulated, 9, 5, "tests/test_attention.py", "tests/test_candidates.py", "-k",

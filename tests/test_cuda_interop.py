@@ -112,20 +112,23 @@ def test_outputs_to_cupy_and_jax():
         assert np.array_equal(np.asarray(jax.dlpack.from_dlpack(out)), x * 2)
 
 
-def test_stream_orders_replays_on_bound_tensors():
-    """Producer, replay and consumer on one side stream, without a wait on the host."""
+@pytest.mark.parametrize("side", [True, False])
+@pytest.mark.parametrize("size", [256, 2048])
+def test_stream_orders_replays_on_bound_tensors(size, side):
+    """Producer, replay and consumer on one stream, without a wait on the host: of a kernel that is
+    launched by its graph, and of one that goes without."""
     torch = pytest.importorskip("torch")
-    step = doubling((256, 256))
-    x, y = torch.zeros(256, 256, device="cuda"), torch.zeros(256, 256, device="cuda")
+    step = doubling((size, size))
+    x, y = torch.zeros(size, size, device="cuda"), torch.zeros(size, size, device="cuda")
     torch.cuda.synchronize()
     step.bind(x=x, y=y)
-    side = torch.cuda.Stream()
+    stream = torch.cuda.Stream() if side else torch.cuda.default_stream()
     bad = torch.zeros((), device="cuda", dtype=torch.int64)
-    with torch.cuda.stream(side):
-        for i in range(1000):
+    with torch.cuda.stream(stream):
+        for i in range(500):
             torch.cuda._sleep(20_000)
             x.fill_(i)
-            step.replay(stream=side)
+            step.replay(stream=stream)
             bad += (y != 2 * i).sum()
             y.zero_()
     torch.cuda.synchronize()

@@ -1,4 +1,4 @@
-"""Loops of heavy functions over many elements, two vectors a thread at a time."""
+"""Loops of heavy functions over many elements, several vectors a thread at a time."""
 
 import subprocess
 import sys
@@ -38,11 +38,11 @@ LOTS = 16 * 132 * 256 * 8  # elements from which on an H100 takes lots
 @pytest.mark.parametrize(
     ("make", "shapes", "dtype", "lots"),
     [
-        (chain, [(LOTS,)], "float32", "4, 3, 128"),
+        (chain, [(LOTS,)], "float32", "4, 4, 128"),
         (chain, [(LOTS - 1,)], "float32", None),
         (lambda x: (chain(x), aicf.sin(x * 3.0)), [(LOTS,)], "float32", "4, 2, 1024"),
         (two, [(LOTS,), (LOTS,)], BF16, "8, 1, 2048"),
-        (chain, [(LOTS,), (1,)], "float32", "4, 3, 128"),
+        (chain, [(LOTS,), (1,)], "float32", "4, 4, 128"),
         (chain, [(4096, LOTS // 4096), (LOTS // 4096,)], "float32", None),
         (aicf.tanh, [(LOTS,)], "float32", "4, 2, 512"),
         (aicf.tanh, [(LOTS - 1,)], "float32", None),
@@ -89,7 +89,7 @@ def test_what_takes_lots(make, shapes, dtype, lots):
 def test_what_takes_turns(make, operands, dtype, turns):
     """One result of one tensor, with forms of fewer steps: constants in registers, too."""
     text = launch(make, *[(LOTS,)] * operands, dtype=dtype)
-    assert ("Turns<4, 3, float, float>" in text) == turns
+    assert ("Turns<4, 4, float, float>" in text) == turns
     assert ("held(scalar::Constants())" in text) == turns
 
 

@@ -293,8 +293,11 @@ inline void atom_acq_rel_gpu_global_add_u32(u32& before, u32* at, u32 by) {
     before = *at;
     *at += by;
 }
-inline void atom_shared_inc_u32(u32& before, u32 place, u32 most) {
+EMULATED_UNWATCHED inline void atom_shared_inc_u32(u32& before, u32 place, u32 most) {
     u32* const at = reinterpret_cast<u32*>(shared_at(place));
+#ifdef __SANITIZE_THREAD__
+    touched(at, sizeof *at, 2, __builtin_return_address(0));
+#endif
     before = *at;
     *at = before >= most ? 0 : before + 1;
 }

@@ -29,7 +29,6 @@ namespace fake {
 
 auto& libraries = *new std::map<CUmodule, void*>;  // of kernels for the host
 auto& codes = *new std::map<CUfunction, emulated::Kernel>;
-auto& launched = *new std::map<CUstream, std::vector<char>>;  // the block of the last launch
 auto& most_shared = *new std::map<CUfunction, unsigned>;
 long armed_at = 0, armed_calls = 0;  // among the calls that ask for memory
 bool armed = false, armed_rest = false;
@@ -607,11 +606,10 @@ static CUresult launch(CUfunction function, unsigned gx, unsigned gy, unsigned g
     const char* const block = static_cast<const char*>(parameters[0]);
     check_block(block);
     use_block(block, stream);
-    std::vector<char>& before = launched[stream];  // that may still run where this one is early
+    std::vector<char>& before = last_blocks[stream];  // may still run where this one is early
     run_kernel(function, gx, bx, shared, block,
                early ? known_to(before) : std::vector<emulated::Bytes>{});
     before.assign(block, block + read<uint32_t>(block));
-    last_blocks[stream] = before;
     return CUDA_SUCCESS;
 }
 CUresult cuLaunchKernel(CUfunction function, unsigned gx, unsigned gy, unsigned gz, unsigned bx,

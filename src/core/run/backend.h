@@ -71,8 +71,8 @@ class Timed {
     virtual std::string problem() const { return ""; }
 };
 
-/// One op in the form that is quickest to enqueue again and again on one stream. It goes before its
-/// backend does, also while the device runs it.
+/// One op in the form that is quickest to enqueue again and again on one stream. It may be destroyed
+/// while the device runs it, and is before its backend.
 class Repeated {
   public:
     virtual ~Repeated() = default;
@@ -88,7 +88,8 @@ class OtherStreams {
   public:
     virtual ~OtherStreams() = default;
     virtual void run_on(intptr_t stream, const BoundOp& op) = 0;  // enqueues one op
-    /// The same many times, while the stream is not captured; nullptr: by run_on() each time.
+    /// The same many times, while the stream is not captured; nullptr where run_on() is as good, or
+    /// there is no memory for more.
     virtual std::unique_ptr<Repeated> repeat_on(intptr_t stream, const BoundOp& op) = 0;
     virtual void mark(std::optional<intptr_t> stream) = 0;  // what it holds now
     /// Its later work waits for the mark; so must what is marked, before it is enqueued.

@@ -354,6 +354,7 @@ struct Desk {
         bool placed = false;
         intptr_t stream = 0;   // of its last call that was not captured
         int64_t in_a_row = 0;  // calls on it, where they did not go by `repeated`
+        int64_t often = 8;     // as many are worth `repeated`, which takes what they would save
         std::unique_ptr<Repeated> repeated = {};
         intptr_t repeated_on = 0;  // the stream that it is for; 0: there is none
         bool moved = false;        // whether the block is another than at its last run
@@ -494,13 +495,18 @@ struct Desk {
         one.placed = true;
     }
     /// Enqueues a call that is not captured: one that comes often on a stream by a form for that
-    /// stream alone, so that no other one waits for it.
+    /// stream alone, so that no other one waits for it. Where there is none, or another stream has
+    /// taken it, twice as many calls come before the next.
     static void enqueue(intptr_t stream, Known& one, OtherStreams& others) {
-        constexpr int64_t kOften = 8;  // to make it takes what as many runs of it save
         if (one.repeated_on != stream) {
             one.in_a_row = one.stream == stream ? one.in_a_row + 1 : 1;
             one.stream = stream;
-            auto made = one.in_a_row < kOften ? nullptr : others.repeat_on(stream, one.bound);
+            std::unique_ptr<Repeated> made;
+            if (one.in_a_row >= one.often) {
+                made = others.repeat_on(stream, one.bound);
+                one.in_a_row = 0;
+                one.often *= 2;
+            }
             if (!made) return others.run_on(stream, one.bound);
             one.repeated = std::move(made);
             one.repeated_on = stream;

@@ -236,13 +236,18 @@ class CudaBackend : public Backend, OtherStreams {
     std::unique_ptr<Repeated> repeat_on(intptr_t stream, const BoundOp& op) override {
         auto* const on = reinterpret_cast<CUstream>(stream);
         const auto& kernel = static_cast<const CudaKernel&>(*op.kernel);
-        // Between kernels of others a graph leaves the device some 1 us more (H200): what takes it
-        // longer than the host takes for a launch goes without.
+        // Between kernels of others a graph leaves the device some 1 us more (H200): one that moves
+        // so much that the device takes longer than the host goes without.
         constexpr int64_t least = 8000;  // nanoseconds
         // The per-thread default is a stream of each thread's.
         if (!op.code || kernel.product || kernel.nanoseconds >= least || on == CU_STREAM_PER_THREAD)
             return nullptr;
-        return std::make_unique<LaunchGraph>(gpu_, on, op);
+        try {
+            return std::make_unique<LaunchGraph>(gpu_, on, op);
+        } catch (const Error& error) {
+            if (error.kind() != ErrorKind::out_of_memory) throw;
+            return nullptr;
+        }
     }
     void mark(std::optional<intptr_t> stream) override { stream_->mark(stream); }
     void follow(std::optional<intptr_t> stream) override { stream_->follow(stream); }

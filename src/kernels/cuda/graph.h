@@ -66,8 +66,8 @@ class CapturedGraph : public Captured {
         char bytes[64];
     };
     void launch_loop(int64_t steps, int64_t slices, const Operands& operands, bool staged);
-    void launch_alone(void* block);
-    bool launches_alone() const;
+    void launch_kernel(void* block);
+    bool goes_without_graph() const;
     void find_order();
     void build(Run& run);
     void add(Run& run, size_t op);
@@ -83,13 +83,13 @@ class CapturedGraph : public Captured {
     std::vector<std::vector<uint32_t>> late_;  // by op: late_of() the one before it
     std::vector<bool> urgent_;  // by op: before what runs beside it; empty: all alike
     Run one_, many_;
-    bool alone_ = false;         // launches_alone()
-    bool loops_ = false;         // the plan is one launch that can run many steps
-    std::vector<Chunk> looped_;  // what the last such launch was given
+    bool without_graph_ = false;  // goes_without_graph()
+    bool loops_ = false;          // the plan is one launch that can run many steps
+    std::vector<Chunk> looped_;   // what the last such launch was given
 };
 
 /// A kernel as a graph of one node, of which a launch takes the host 2 us for 4 (H200). Launches of
-/// a graph wait for one another on whatever streams: it is for one.
+/// a graph wait for one another on whatever streams: it is for one, or what has its number later.
 class LaunchGraph : public Repeated {
   public:
     LaunchGraph(const Gpu& gpu, CUstream stream, const BoundOp& op);

@@ -12,7 +12,7 @@ namespace aicf::cuda {
 namespace {
 
 // Where warps take lots in turns: threads of a block, of which a processor has one, and vectors.
-constexpr int kTurnThreads = 1024, kTurnVectors = 3;
+constexpr int kTurnThreads = 1024, kTurnVectors = 4;
 constexpr int64_t kLotOperands = 4;       // of two vectors of each, what registers hold
 constexpr double kLotInstructions = 128;  // of an element, up to which a loop's are worth sparing
 // Instructions of an element from which on a thread asks for two vectors at once; threads and
@@ -451,7 +451,7 @@ class PointwiseText {
         const int vectors = width_ <= 4 && dense <= kLotOperands ? 2 : 1;
         const int64_t lot = int64_t{kThreads} * width_ * vectors;
         const int64_t least = kLotBlocks * limits_.processors * lot,
-                      most = int64_t{1} << 31;  // and what a turn of all blocks adds
+                      most = int64_t{1} << 31;  // and what turns of all blocks add
         return largest <= 4 && count_ >= least && count_ < most ? vectors : 0;
     }
     /// Whether memory is what a program waits for, but so many instructions pass between its loads

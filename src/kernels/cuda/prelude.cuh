@@ -36,10 +36,11 @@ struct alignas(64) Block {
     }
 };
 
-/// In a graph with programmatic edges: this kernel goes on when what it waits for is done, and then
-/// those that wait for it may get ready. As each waits before it lets others begin, all that came
-/// earlier is done when a kernel begins: before its own wait it may read what the one that it waits
-/// for does not write, past the first cache, which may be stale. Elsewhere nothing.
+/// Behind a programmatic edge of a graph, or launched with programmatic stream serialization: this
+/// kernel goes on when what it waits for is done, and then those that wait for it may get ready. As
+/// each waits before it lets others begin, all that came earlier is done when a kernel begins:
+/// behind an edge, before its own wait, it may read what the one that it waits for does not write,
+/// past the first cache, which may be stale. Elsewhere nothing.
 __device__ __forceinline__ void begin_kernel() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
