@@ -71,8 +71,8 @@ class Timed {
     virtual std::string problem() const { return ""; }
 };
 
-/// One op in the form that is quickest to enqueue again and again on one stream. It may be destroyed
-/// while the device runs it, and is before its backend.
+/// One op in the form that is quickest to enqueue again and again on one stream. It may be
+/// destroyed while the device runs it, and is before its backend.
 class Repeated {
   public:
     virtual ~Repeated() = default;
