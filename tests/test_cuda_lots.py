@@ -235,6 +235,21 @@ def line(x):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("more", [-129, -1, 0, 1, 4, 127, 128, 129, 383, 384, 385, 511])
+def test_bits_around_a_lot(more):
+    """Ends before, at and behind a lot of a warp, of its vectors and of its lanes, behind as many
+    lots as all warps have at once, one fewer or one more."""
+    lot, warps = 4 * 32 * 4, 32 * processors()
+    least = -(-16 * processors() * 2048 // (lot * warps)) * warps
+    for lots in (least - 1, least, least + 1) if more in (0, 1) else (least,):
+        x = numbers(lots * lot + more, 13)
+        ((cpu,), (gpu,)) = both(chain, "float32", [x])
+        known = ~np.isnan(cpu)
+        np.testing.assert_array_equal(known, ~np.isnan(gpu))
+        assert cpu[known].tobytes() == gpu[known].tobytes(), lots
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("name", ["chain", "one way"])
 def test_bits_of_turns(name):
     """Several lots of each block, some of which are far in one thread of a warp alone."""

@@ -64,6 +64,12 @@ def long():
     g.output("y", aicf.tanh(g.param("p", (1 << 22,))))
     return g
 
+def columns():
+    "One long kernel of blocks that are few, and not as many on each processor."
+    g = aicf.Graph("columns")
+    g.output("y", aicf.sum(g.param("p", (1 << 17, 128)), axis=0))
+    return g
+
 def split():
     "Two products, each split over its depth."
     g = aicf.Graph("split")
@@ -78,7 +84,7 @@ APART = [name for name in _core.pass_names() if name != "block"]
 
 def compile_all():
     _core.cuda_cubins(_core.cuda_programs(small()._core, APART), "sm_90a")
-    graphs = [product(*LARGE), product(*SMALL), base(), other(1), long(), split()]
+    graphs = [product(*LARGE), product(*SMALL), base(), other(1), long(), columns(), split()]
     for passes in (_core.pass_names(), []):
         _core.cuda_cubins(_core.cuda_programs(sums()._core, passes), "sm_90a")
     for g in graphs + [layout(i) for i in LAYOUTS]:
@@ -295,11 +301,11 @@ run_many(watched, x=x[:9], t=t[:9])
 
 def test_a_long_kernel_goes_by_itself(together):
     """So that it gets ready while the one before it runs; not one whose launch is all there is to
-    wait for, nor one that reads before others are done, nor what is many steps of one graph."""
+    wait for, one that reads before others are done, one of few blocks, nor many steps at once."""
     script = """
 count = ctypes.CDLL("libcuda.so.1").fake_cuda_count
 NAMES = b"cuLaunchKernelEx", b"cuGraphLaunch"
-for make in (long, lambda: other(1), lambda: product(*LARGE)):
+for make in (long, lambda: other(1), lambda: product(*LARGE), columns):
     step = make().compile(device="cuda", passes=[])
     for times in (1, 3, 200):
         before = [count(name) for name in NAMES]
@@ -311,7 +317,7 @@ for make in (long, lambda: other(1), lambda: product(*LARGE)):
     assert lines[0][:4] == [1, 0, 3, 0] and lines[0][5] >= 8
     for line in lines[1:]:
         assert line[:5] == [0, 1, 0, 3, 0]
-    assert [line[-1] for line in lines] == [204] * 3
+    assert [line[-1] for line in lines] == [204] * 4
 
 
 def test_uploads_beside_a_step(together):
