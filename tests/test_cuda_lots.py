@@ -1,5 +1,6 @@
 """Loops of heavy functions over many elements, several vectors a thread at a time."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -120,9 +121,10 @@ def test_limits_of_operands():
     (limit,) = (line for line in text.splitlines() if "const float most0" in line)
     (least,) = (line for line in text.splitlines() if "const float least0" in line)
     assert "near_limit(65536.0f, scalar::abs(u1), scalar::abs(u2)), 86.0f)" in limit
-    assert least.endswith("86.0f), 9.3f);")
+    assert least.endswith("86.0f), 9.300000f), 8.400000f);")
     assert "_near(constants, near" not in text and text.count("_near(constants, within") == 5
-    assert text.count("exp_normal(") == 1
+    assert text.count("exp_normal(") == text.count("tanh_bounded(") == 1
+    assert text.count("largest = scalar::maximum(") == 1 and "near &= " in text
     text = launch(two, (LOTS,), (LOTS,))  # a product of both has a comparison of its own
     assert "sin_near(constants, near" in text and "exp_near(" in text
 
@@ -146,6 +148,57 @@ def test_limits_of_what_comes_before():
     text = launch(scaled_twice, (LOTS,), (1,), (1,))
     (limit,) = (line for line in text.splitlines() if "const float most0" in line)
     assert "scalar::near_limit(0x1p100f, scalar::abs(u1), 0.0f)" in limit
+
+
+@pytest.mark.parametrize(
+    ("argument", "limits"),
+    [
+        (lambda x, y: aicf.sin(x) * x + aicf.exp(-(x * x)), ["9.3", "8.4"]),
+        (lambda x, y: -(aicf.cos(x) * x) * aicf.sigmoid(x) - aicf.exp(-(x * x)), ["9.3", "8.4"]),
+        (lambda x, y: aicf.sin(x) * x, ["9.3"]),
+        (lambda x, y: aicf.sin(x) + aicf.sigmoid(y), ["9.3"]),
+        (lambda x, y: (aicf.cos(x) - x) * aicf.sigmoid(x) + aicf.exp(-(x * x)), None),  # |x| + 2
+        (lambda x, y: aicf.sin(x) * 2.0 * x + aicf.exp(-(x * x)), None),  # a number of any size
+        (lambda x, y: aicf.sin(x) * x * x * aicf.exp(-(x * x)), None),
+        (lambda x, y: aicf.exp(x) * aicf.sin(x) * aicf.exp(-(x * x)), None),
+        (lambda x, y: aicf.sin(x) * y, None),  # nothing else asks as much of y
+        (lambda x, y: aicf.sin(x) * x + y, None),
+    ],
+    ids=[
+        "chain",
+        "signs",
+        "as far as exponentials",
+        "of functions alone",
+        "two more",
+        "twice",
+        "square",
+        "exponential",
+        "another operand",
+        "two operands",
+    ],
+)
+def test_bounded_tanh(argument, limits):
+    """Where the limit of its operand keeps the argument below 9.5."""
+
+    def make(x, y):
+        return aicf.tanh(argument(x, y)) * aicf.sigmoid(x) * aicf.exp(-(x * x)) + aicf.sigmoid(y)
+
+    text = launch(make, (LOTS,), (LOTS,))
+    assert "exp_normal(" in text and ("tanh_bounded(" in text) == (limits is not None)
+    (least,) = (line for line in text.splitlines() if "const float least0" in line)
+    assert re.findall(r"(\d\.\d)0*f", least)[-len(limits or "1") :] == (limits or ["9.3"])
+
+
+def two_squares(x, y):
+    e = aicf.exp(-(x * x)) * aicf.exp(-(y * y))
+    return e * aicf.sigmoid(x) * aicf.sigmoid(y) * aicf.sin(x) * aicf.sin(y)
+
+
+def test_squares_of_two_operands():
+    """Of one the largest is looked for; the other is compared by itself."""
+    text = launch(two_squares, (LOTS,), (LOTS,))
+    assert text.count("largest = scalar::maximum(") == 1
+    assert "near &= scalar::abs(a1[j]) <= least1" in text
 
 
 REGISTERS = [
@@ -183,7 +236,7 @@ def numbers(count, seed):
     edge = np.float32(9.3)  # below it e^(-x x) is a normal number
     x[-20:-5] = [edge + np.float32(k) * np.spacing(edge) for k in range(-7, 8)]
     x[-40:-25] = -x[-20:-5]
-    x[:1000:7] = np.linspace(9.2, 9.4, 143, dtype=np.float32)
+    x[:1000:7] = np.linspace(7.9, 9.6, 143, dtype=np.float32)
     x[-5:] = 65536.0, -65537.0, np.inf, -np.inf, np.nan
     return x
 
@@ -207,6 +260,8 @@ MAKES = {
     "steep": (lambda x: chain(x, 1e4), 1),
     "flat": (lambda x: chain(x, 0.0), 1),
     "two": (two, 2),
+    "two squares": (two_squares, 2),
+    "no limit": (lambda x: chain(x, np.nan), 1),
     "results": (lambda x: (chain(x), aicf.sin(x * 3.0)), 1),
     "one way": (lambda x: aicf.tanh(aicf.sin(x) * aicf.exp(x)) * aicf.sigmoid(x), 1),
     "no forms": (lambda x: aicf.silu(aicf.gelu(aicf.softplus(x) * x) - aicf.erf(x)), 1),
@@ -257,6 +312,25 @@ def test_bits_of_turns(name):
     x = numbers(100 * processors() * 2048 + 1029, 11)
     x[-40_000:-20_000:2053] = 12.0
     ((cpu,), (gpu,)) = both(make, "float32", [x])
+    known = ~np.isnan(cpu)
+    np.testing.assert_array_equal(known, ~np.isnan(gpu))
+    assert cpu[known].tobytes() == gpu[known].tobytes()
+
+
+@pytest.mark.gpu
+def test_bits_at_the_limits():
+    """A number at a limit of the quickest forms, or beyond it, in each lot of numbers below it: in
+    any lane, vector and place."""
+    lots = 2 * 32 * processors() * 3
+    rng = np.random.default_rng(17)
+    x = rng.standard_normal((lots, 512)).astype(np.float32)
+    edges = [np.nan, np.inf, 1e30, 1e19, 0.0]
+    for edge in np.float32([8.4, 9.3, 9.5]):
+        edges += [edge + np.float32(k) * np.spacing(edge) for k in range(-8, 9)]
+    edges = np.array([*edges, *np.negative(edges), 8.0], np.float32)
+    assert len(edges) % 2  # so that each comes to all places
+    x[np.arange(lots), np.arange(lots) % 512] = edges[np.arange(lots) % len(edges)]
+    ((cpu,), (gpu,)) = both(chain, "float32", [x.reshape(-1)])
     known = ~np.isnan(cpu)
     np.testing.assert_array_equal(known, ~np.isnan(gpu))
     assert cpu[known].tobytes() == gpu[known].tobytes()

@@ -22,6 +22,12 @@ template <class T>
 AICF_HD T tanh(const Constants&, T x) {
     return tanh(x);
 }
+// The same of x from -9.5 to 9.5, or NaN.
+template <class T>
+AICF_HD T tanh_bounded(const Constants&, T x) {
+    return tanh(x);
+}
+AICF_HD float tanh_bounded(const Constants& c, float x) { return tanh_of(c, abs(x), x); }
 AICF_HD float sin_near(const Constants& c, bool& near, float x) {
     near &= abs(x) <= kSinFastLimit;
     return sin_fast(x, reduce_half(x, c), c);
@@ -72,5 +78,8 @@ AICF_HD float near_limit(float most, float scale, float shift) {
     const float limit = (0.99f * most - shift) * 0.99f * reciprocal(scale);
     return limit > 0.0f && scale >= 0x1p-100f ? at_most(limit, 0x1p100f) : -1.0f;
 }
+
+// |x| is below a limit if the bits of x x are below these: 0, which nothing is, without a limit.
+AICF_HD uint32_t square_below(float limit) { return limit > 0.0f ? bits(limit * limit) : 0u; }
 
 }  // namespace aicf::scalar

@@ -300,8 +300,7 @@ AICF_HD float gelu_erf(float x) {
 
 // n/(1 + n), n = (e^(2 a) - 1)/2, a = |x| = r + k log(2)/2: n = 2^k r + (2^k - 1)/2 + 2^k r^2 p(r).
 // The first two are exact where n is small; n - q is, too, so that 1 + n need not be.
-AICF_HD float tanh(const Constants& c, float x) {
-    const float a = at_most(abs(x), 9.5f);
+AICF_HD float tanh_of(const Constants& c, float a, float x) {  // a = |x|, 9.5 at most
     const float magic = 0x1.8p23f, big = fma(a, c.twice_log2e, magic), k = big - magic;
     const float r = fma(k, -0x1.62e43p-2f, a), s = from_bits((bits(big) << 23) + 0x3f800000u);
     const float p = horner(r, 1.00000012f, 0.666662574f, 0.333324224f, 0.133816704f, c.tanh_last);
@@ -309,6 +308,7 @@ AICF_HD float tanh(const Constants& c, float x) {
     const float inv = reciprocal(n + 1.0f), q = n * inv;
     return from_bits(bits(fma(fma(-q, n, n - q), inv, q)) | (bits(x) & 0x80000000u));
 }
+AICF_HD float tanh(const Constants& c, float x) { return tanh_of(c, at_most(abs(x), 9.5f), x); }
 AICF_HD float tanh(float x) { return tanh({}, x); }
 
 AICF_HD float erf(float x) {

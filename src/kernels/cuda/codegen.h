@@ -224,7 +224,8 @@ struct Iteration {
 /// stay below limits of their own: fewer comparisons for each element.
 struct NearLimits {
     std::vector<size_t> steps;
-    std::string limits, checks;  // for the head of a body; for each element, of `near`
+    std::string limits, checks;  // for the head of a body; for each element, of `near`, `largest`
+    std::string below = "1u";    // what `largest`, 0 at first, is to be below in the end
 };
 /// `one`: which operands are one number for all elements. `normal`: those below which exponentials
 /// of what is below 0 are normal numbers, too; none where there is none.

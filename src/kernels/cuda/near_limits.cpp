@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <map>
 #include <optional>
+#include <set>
 
 #include "core/graph/region.h"
 #include "kernels/cuda/codegen.h"
@@ -18,6 +19,8 @@ std::string limit_text(const std::string& most, const std::string& scale,
                shift.empty() ? "0.0f" : shift, ")");
 }
 
+std::string text_of(double number) { return cat(std::to_string(number), "f"); }
+
 std::string smaller_of(const std::string& one, const std::string& other) {
     return one.empty() ? other : cat("scalar::at_most(", one, ", ", other, ")");
 }
@@ -32,6 +35,12 @@ struct Bound {
     std::string limit(const std::string& most) const {
         return smaller_of(finite, limit_text(most, scale, shift));
     }
+};
+
+/// |value| <= |operand| scale + shift, but for roundings, unless it is NaN; operand -1 for none.
+struct Linear {
+    int operand;
+    double scale, shift;
 };
 
 class Bounds {
@@ -82,6 +91,28 @@ class Bounds {
         return of(square->inputs[0]);
     }
 
+    /// Of a value that follows from one operand alone and from functions that are 1 at most.
+    std::optional<Linear> linear(int number) const {
+        if (op_.operand(number).dtype != DType::f32) return {};
+        if (is_input(number))
+            return one_[number] ? std::nullopt : std::optional(Linear{number, 1.0, 0.0});
+        const RegionStep* const step = maker(number);
+        if (!step) return {};
+        const std::string& name = step->def->name;
+        if (name == "sin" || name == "cos" || name == "tanh" || name == "sigmoid" ||
+            (name == "exp" && below_zero_of(step->inputs[0])))
+            return Linear{-1, 0.0, 1.0};
+        if (name == "neg") return linear(step->inputs[0]);
+        if (name != "mul" && name != "add" && name != "sub") return {};
+        const std::optional<Linear> a = linear(step->inputs[0]), b = linear(step->inputs[1]);
+        if (!a || !b) return {};
+        const bool of_both = a->operand >= 0 && b->operand >= 0;
+        if (of_both && (name == "mul" || a->operand != b->operand)) return {};
+        const int operand = std::max(a->operand, b->operand);
+        if (name != "mul") return Linear{operand, a->scale + b->scale, a->shift + b->shift};
+        return Linear{operand, a->scale * b->shift + b->scale * a->shift, a->shift * b->shift};
+    }
+
   private:
     bool is_input(int number) const { return number < static_cast<int>(op_.inputs.size()); }
     const RegionStep* maker(int number) const {
@@ -93,6 +124,10 @@ class Bounds {
     const std::vector<bool>& one_;
 };
 
+/// |x| below which e^(-x x) is a normal number, that of an argument of tanh_bounded but for
+/// roundings, and the least that the first gives way to.
+constexpr double kNormal = 9.3, kBounded = 9.4, kLittleLess = 8.0;
+
 }  // namespace
 
 NearLimits near_limits(const LoweredOp& op, const std::vector<bool>& one, bool normal) {
@@ -101,35 +136,62 @@ NearLimits near_limits(const LoweredOp& op, const std::vector<bool>& one, bool n
     const Bounds bounds(op, one);
     NearLimits all;
     std::map<int, std::string> limits;
+    const auto lower = [&](int operand, const std::string& limit) {
+        limits[operand] = smaller_of(limits[operand], limit);
+    };
     for (size_t i = 0; i < op.body.size(); i++) {
         const auto found = most.find(op.body[i].def->name);
         if (found == most.end()) continue;
         const std::optional<Bound> bound = bounds.of(op.body[i].inputs[0]);
         if (!bound) continue;
-        std::string& own = limits[bound->operand];
-        own = smaller_of(own, bound->limit(found->second));
+        lower(bound->operand, bound->limit(found->second));
         all.steps.push_back(i);
     }
     bool some = false;
+    std::set<int> squared;  // operands whose squares are worked out anyway
     // An exponential of what is below 0 asks for nothing but that it be no NaN, which it is not
     // where what it is the square of is finite.
     for (size_t i = 0; i < op.body.size(); i++) {
         if (op.body[i].def->name != "exp") continue;
         const std::optional<Bound> bound = bounds.below_zero_of(op.body[i].inputs[0]);
         if (!bound || !limits.contains(bound->operand)) continue;
-        if (normal || !bound->scale.empty() || !bound->shift.empty()) {
-            std::string& own = limits[bound->operand];
-            own = smaller_of(own, bound->limit(normal ? "9.3f" : "0x1p60f"));
-        }
+        const bool bare = bound->scale.empty() && bound->shift.empty();
+        if (normal || !bare)
+            lower(bound->operand, bound->limit(normal ? text_of(kNormal) : "0x1p60f"));
+        if (normal && bare) squared.insert(bound->operand);
         all.steps.push_back(i);
         some = true;
     }
     if (normal ? !some : all.steps.size() <= limits.size()) return {};
+    // Where exponentials ask no less, or little less, of the operand.
+    for (size_t i = 0; normal && i < op.body.size(); i++) {
+        if (op.body[i].def->name != "tanh") continue;
+        const std::optional<Linear> argument = bounds.linear(op.body[i].inputs[0]);
+        if (!argument || (argument->scale > 0.0 && !squared.contains(argument->operand))) continue;
+        const double limit = (kBounded - argument->shift) / argument->scale;
+        if (limit < kLittleLess) continue;
+        if (limit < kNormal) lower(argument->operand, text_of(limit));
+        all.steps.push_back(i);
+    }
     const char* const most_of = normal ? "least" : "most";
+    // Of three numbers the device takes the largest by one instruction.
+    const int by_square = squared.empty() ? -1 : *squared.begin();
     for (const auto& [operand, limit] : limits) {
         all.limits += cat("    const float ", most_of, operand, " = ", limit, ";\n");
-        all.checks +=
-            cat("near &= scalar::abs(a", operand, "[j]) <= ", most_of, operand, ";\n            ");
+        const auto value = [&](const char* j) { return cat("a", operand, "[", j, "]"); };
+        const auto square = [&](const char* j) {
+            return cat("scalar::bits(", value(j), " * ", value(j), ")");
+        };
+        if (operand == by_square) {
+            all.limits +=
+                cat("    const uint32_t below = scalar::square_below(", most_of, operand, ");\n");
+            all.below = "below";
+            all.checks += cat("if (j % 2 == 1) largest = scalar::maximum(scalar::maximum(largest, ",
+                              square("j - 1"), "), ", square("j"), ");\n            ");
+        } else {
+            all.checks += cat("near &= scalar::abs(", value("j"), ") <= ", most_of, operand,
+                              ";\n            ");
+        }
     }
     return all;
 }

@@ -395,10 +395,14 @@ class PointwiseText {
                 "    look_up<", kTableThreads, ", 4>(grid, &y0->bits, &x", k, "->bits, ", size(),
                 ", block.ptr<uint16_t>(16), block.ptr<uint32_t>(", layout_.tail, "), value);\n}\n");
     }
-    /// Of functions of f32 with forms in near.h, a text of those, which say in `near` whether they
-    /// hold; nothing where no function has one, or where memory takes longer than any form.
-    /// `normal`: with exponentials that are normal numbers; nothing where there are none.
-    std::string taken_near(std::string compute, bool normal = false) {
+    /// A text of the forms in near.h of functions of f32. It says in `near` and `largest` whether
+    /// they hold.
+    struct Way {
+        std::string compute, below;  // `largest` is below it where the forms hold
+    };
+    /// Nothing where no function has such a form, or where memory takes longer than any. `normal`:
+    /// with exponentials that are normal numbers; nothing where there are none.
+    Way taken_near(std::string compute, bool normal = false) {
         if (wide_type(out_.dtype) != std::string("float")) return {};
         std::vector<std::string> names = {"sin", "cos"};
         if (op_.body.size() > 3) names.insert(names.end(), {"exp", "sigmoid"});
@@ -408,24 +412,26 @@ class PointwiseText {
         for (size_t i : shared.steps) {
             const std::string name = cat("scalar::", op_.body[i].def->name),
                               operand = cat("(", operand_text(op_, op_.body[i].inputs[0]), ")");
-            compute = replaced(compute, name + operand,
-                               normal && name == "scalar::exp"
-                                   ? cat("scalar::exp_normal(", operand, ")")
-                                   : cat(name, "_near(within, ", operand, ")"));
+            const bool asks_nothing = name == "scalar::tanh" || (normal && name == "scalar::exp");
+            const std::string form =
+                asks_nothing
+                    ? replaced(replaced(name, "exp", "exp_normal"), "tanh", "tanh_bounded") + "("
+                    : name + "_near(within, ";
+            compute = replaced(compute, name + operand, cat(form, operand, ")"));
         }
         for (const std::string& name : names)
             for (size_t at = 0;
                  (at = compute.find(cat("scalar::", name, "("), at)) != std::string::npos;)
                 compute.replace(at, name.size() + 9, cat("scalar::", name, "_near(near, "));
         if (compute.size() == taken) return {};
-        for (const char* name :
-             {"sin_near", "cos_near", "exp_near", "exp_normal", "sigmoid_near", "tanh"})
+        for (const char* name : {"sin_near", "cos_near", "exp_near", "exp_normal", "sigmoid_near",
+                                 "tanh", "tanh_bounded"})
             compute = replaced(compute, cat("scalar::", name, "("),
                                cat("scalar::", name, "(constants, "));
         text_.body += shared.limits;
-        return shared.steps.empty()
-                   ? compute
-                   : cat("bool within = true;\n            ", shared.checks, compute);
+        if (!shared.steps.empty())
+            compute = cat("bool within = true;\n            ", shared.checks, compute);
+        return {compute, shared.below};
     }
     NearLimits shared_limits(bool normal) const {
         std::vector<bool> one;
@@ -470,11 +476,12 @@ class PointwiseText {
     /// a warp's; what ends within one, or has a large argument, is done vector by vector.
     void loop_of_lots(const std::string& compute, int vectors) {
         text_.body += body_head(op_, layout_, raw_) + before_;
-        std::vector<std::string> ways;  // the quickest first
+        std::vector<Way> ways;  // the quickest first
         for (const bool normal : {true, false})
-            if (std::string way = taken_near(compute, normal); !way.empty())
+            if (Way way = taken_near(compute, normal); !way.compute.empty())
                 ways.push_back(std::move(way));
-        const bool turns = heavy_ && !ways.empty() && vectors > 1 && reads_one();
+        const bool turns = heavy_ && !ways.empty() && vectors > 1 && reads_one() &&
+                           limits_.most_warps >= kTurnThreads / 32;
         if (turns) vectors = kTurnVectors;
         text_.threads = text_.bound = turns ? kTurnThreads : threads_of_lot();
         const int apart = (turns ? 32 : text_.threads) * width_, lot = apart * vectors;
@@ -490,13 +497,18 @@ class PointwiseText {
         if (turns) {
             size_t k = 0;
             while (access_[k].reach != Reach::dense) k++;
+            text_.includes = {"turns.cuh"};
+            text_.shared = kTurnThreads * (kTurnVectors + 1) * 16;  // turns.cuh says why
             text_.body +=
                 cat("    const scalar::Constants constants = held(scalar::Constants());\n",
-                    make_text(ways[0]), "    __shared__ uint32_t tickets;\n    Turns<", width_,
-                    ", ", vectors, ", ", type(k), ", ", type(op_.inputs.size()), "> turns(x", k,
-                    ", y0, wide ? n : 0u, grid, tickets);\n#pragma unroll 1\n",
-                    "    for (uint32_t first; (first = turns.left(make)) < n;) {\n",
-                    "        const uint32_t i0 = first + grid.thread() % 32 * ", width_, ";\n");
+                    make_text(ways[0].compute),
+                    "    extern __shared__ __align__(16) char lots_room[];\n",
+                    "    __shared__ uint32_t tickets[32];\n    Turns<", width_, ", ", vectors, ", ",
+                    type(k), ", ", type(op_.inputs.size()), "> turns(x", k,
+                    ", y0, wide ? n : 0u, grid, tickets, lots_room);\n#pragma unroll 1\n",
+                    "    for (uint32_t first; (first = turns.left(make, ", ways[0].below,
+                    ")) < n;) {\n", "        const uint32_t i0 = first + grid.thread() % 32 * ",
+                    width_, ";\n");
         } else {
             text_.body += cat(ways.empty() ? "" : "    const scalar::Constants constants;\n",
                               "#pragma unroll 1\n    for (uint32_t i0 = grid.block * ", lot,
@@ -509,7 +521,8 @@ class PointwiseText {
                 cat("            const uint32_t i = i0;\n", loads,
                     each_of(width_ * vectors, compute), stores, "            continue;\n");
         for (size_t k = turns; k < ways.size(); k++)
-            text_.body += way_text(k > 0, loads, each_of(width_ * vectors, ways[k]), stores);
+            text_.body += way_text(k > 0, loads, each_of(width_ * vectors, ways[k].compute),
+                                   ways[k].below, stores);
         text_.body += cat("        }\n#pragma unroll 1\n        for (int lot = 0; lot < ", vectors,
                           "; lot++) {\n        const int64_t i = (i0 + lot * ", apart,
                           ") * int64_t(hidden(1));\n        if (i >= n) break;\n", load_,
@@ -518,10 +531,11 @@ class PointwiseText {
     /// One way to make a lot, if its numbers are near enough. `again`: from its loads on, or
     /// registers would keep what the way before had read.
     static std::string way_text(bool again, const std::string& loads, const std::string& compute,
-                                const std::string& stores) {
+                                const std::string& below, const std::string& stores) {
         return cat("            {\n            const uint32_t i = i0",
-                   again ? " * uint32_t(hidden(1))" : "", ";\n            bool near = true;\n",
-                   loads, compute, "            if (near) {\n", stores,
+                   again ? " * uint32_t(hidden(1))" : "",
+                   ";\n            bool near = true;\n            uint32_t largest = 0;\n", loads,
+                   compute, "            if (near && largest < ", below, ") {\n", stores,
                    "            continue;\n            }\n            }\n");
     }
     /// Whether one result follows from one tensor, by vectors of 16 bytes, and numbers: whose
@@ -545,8 +559,9 @@ class PointwiseText {
                                "];\n        for (auto& a : a", k, ") a = u", k, ";\n");
             else
                 operand = cat("const Wide<", type(k), "> (&a", k, ")[", width_, "]");
-        return cat("    const auto make = [&](bool& near, ", operand, ", Wide<", type(inputs),
-                   "> (&r0)[", width_, "]) {\n", numbers, each_of(width_, way), "    };\n");
+        return cat("    const auto make = [&](bool& near, uint32_t& largest, ", operand, ", Wide<",
+                   type(inputs), "> (&r0)[", width_, "]) {\n", numbers, each_of(width_, way),
+                   "    };\n");
     }
     void loop(const std::string& compute) {
         text_.bound = kThreads;
@@ -558,7 +573,7 @@ class PointwiseText {
                           width_, ";\n");
         const std::string first = cat("(int64_t(grid.block) * grid.threads + grid.thread()) * ",
                                       width_),
-                          near = width_ > 1 ? taken_near(compute) : std::string();
+                          near = width_ > 1 ? taken_near(compute).compute : std::string();
         if (near.empty()) {
             text_.body += cat("    for (int64_t i = ", first, "; i < n; i += step) {\n", load_,
                               each_of(width_, compute), store_, "    }\n    (void)wide;\n}\n");
