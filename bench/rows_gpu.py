@@ -6,12 +6,20 @@ Sections: rows (softmax, norms, losses, in bfloat16), sums, moves (joined tensor
 which are in range), scans, chains, adam. Both are replayed from CUDA graphs, by turns. Each side
 has several sets of operands and results and takes one after the other, a graph each, so that no
 replay finds in the L2 cache what the last one of the same operands left; --sets 1: one set, which
-a graph of several steps takes over and over. TB/s count every byte that an op has to read or write
-once; a ratio is the peer's time over ours in the same round: above 1, ours is faster. The slowest
-stand first.
+a graph of several steps takes over and over. TB/s count every byte that an op, or its gradient, has
+to read or write once; a ratio is the peer's time over ours in the same round: above 1, ours is
+faster. The slowest stand first.
+
+    ncu --profile-from-start off --clock-control none --csv --log-file FILE \\
+        --metrics smsp__inst_issued.sum,gpu__time_duration.sum,sm__cycles_elapsed.avg.per_second \\
+        python bench/rows_gpu.py [section ...] --counted
+
+runs a step of each case once under Nsight Compute, alone; with --counts FILE a run then says how
+long the instructions of each take if a scheduler issues one in every cycle of the clock there.
 """
 
 import argparse
+import csv
 import datetime
 import itertools
 import json
@@ -29,6 +37,7 @@ import ml_dtypes
 import numpy as np
 from conftest import versions
 
+CLOCK = "sm__cycles_elapsed.avg.per_second"
 READING = 5e-3  # seconds at least
 SETS, FAR = 4, 200 << 20  # and bytes of all, several times what the L2 cache holds
 BF16, F32 = "bfloat16", "float32"
@@ -222,6 +231,8 @@ def ours(case, number=0, first=None):
     g.output("y", y)
     moved += math.prod(y.shape) * BYTES[y.dtype]
     if case.gradients:
+        if case.section == "rows":  # whose gradients follow from the operands
+            moved += sum(math.prod(v.shape) * BYTES[v.dtype] for v in values.values())
         dy = g.state(f"dy of {number}", y.shape, y.dtype)
         given[dy.name] = (y.shape, y.dtype, 1)
         moved += math.prod(y.shape) * BYTES[y.dtype]
@@ -235,6 +246,49 @@ def ours(case, number=0, first=None):
     step = g.compile(device="cuda", checks="off", **beside(first))
     step.bind(**{name: tensor(*spec) for name, spec in given.items()})
     return step, moved
+
+
+def counted(chosen):
+    """Runs a step of each case, between marks that Nsight Compute sees."""
+    import torch
+
+    every = list(cases())
+    for number in chosen:
+        step, _ = ours(every[number])
+        step.replay(3)
+        step.synchronize()
+        torch.cuda.profiler.start()
+        torch.ones(1, device="cuda")
+        step.replay(1)
+        step.synchronize()
+        torch.cuda.profiler.stop()
+        torch.cuda.empty_cache()
+
+
+def issue_times(path, chosen):
+    """{case: microseconds that its instructions take at one a cycle of each scheduler} of a file of
+    Nsight Compute."""
+    import torch
+
+    lines = path.read_text().splitlines()
+    first = next(i for i, line in enumerate(lines) if line.startswith('"ID"'))
+    kernels = {}
+    for row in csv.DictReader(lines[first:]):
+        metrics = kernels.setdefault(row["ID"], {"name": row["Kernel Name"]})
+        value = float(row["Metric Value"].replace(",", ""))
+        if row["Metric Name"] == CLOCK:
+            value *= {"hz": 1.0, "mhz": 1e6, "ghz": 1e9}[row["Metric Unit"].lower()]
+        metrics[row["Metric Name"]] = value
+    every, found, number = list(cases()), {}, -1
+    schedulers = 4 * torch.cuda.get_device_properties(0).multi_processor_count
+    for kernel in kernels.values():
+        if "aicf" not in kernel["name"]:
+            number += 1
+            found[every[chosen[number]].name] = 0.0
+            continue
+        cycles = kernel["smsp__inst_issued.sum"] / schedulers
+        found[every[chosen[number]].name] += cycles / kernel[CLOCK] * 1e6
+    return found
 
 
 def theirs(case, sets=1):
@@ -395,6 +449,8 @@ def main():
     parser.add_argument("--sets", type=int, default=SETS, help="of operands, taken in turn")
     parser.add_argument("--jobs", type=int, default=1, help="processes that compile beforehand")
     parser.add_argument("--alone", action="store_true", help="without PyTorch's compiler")
+    parser.add_argument("--counted", action="store_true", help="what Nsight Compute is to count")
+    parser.add_argument("--counts", type=Path, help="what it counted, of the same sections")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     import torch
@@ -407,14 +463,19 @@ def main():
     ]
     start = time.perf_counter()
     if args.jobs > 1:
-        compile_beside(chosen, args.jobs, args.alone)
+        compile_beside(chosen, args.jobs, args.alone or args.counted)
         print(f"compiled in {time.perf_counter() - start:.0f} s", flush=True)
+    if args.counted:
+        return counted(chosen)
+    issue = issue_times(args.counts, chosen) if args.counts else {}
     copy = copy_rate()
     print(f"copy: {copy:.2f} TB/s", flush=True)
     rows = []
     for number in chosen:
         case = list(cases())[number]
         rows.append(row := measured(case, args.rounds, args.alone, args.sets))
+        if issue:
+            row["issue_us"] = issue[case.name]
         peer = row["ratio"].get("torch.compile", [math.nan])[0]
         print(
             f"{row['case']:<72} {row['us']['aicf']:9.1f} us {row['tb_s']['aicf']:6.2f} TB/s"

@@ -303,12 +303,15 @@ def rows(run):
             row["case"].replace("|", "\\|"),
             *(short(row["us"][name]) for name in ("aicf", peer)),
             f"{row['tb_s']['aicf']:.2f}",
+            f"{row['tb_s']['aicf'] / run['copy_tb_s']:.2f}",
+            *(f"{us / row['us']['aicf']:.2f}" for us in [row.get("issue_us")] if us),
             f"{row['ratio'][peer][0]:.2f}",
         )
         for row in run["rows"]
     ]
-    head = ("", "aicf, µs", "PyTorch, µs", "aicf, TB/s", "ratio")
-    about = f"; a copy moves {run['copy_tb_s']:.2f} TB/s"
+    head = ("", "aicf, µs", "PyTorch, µs", "aicf, TB/s", "of a copy")
+    head += ("of issue",) * ("issue_us" in run["rows"][0]) + ("ratio",)
+    about = f"; a copy of 2 GB moves {run['copy_tb_s']:.2f} TB/s"
     return source(run, about) + "\n\n" + table(head, rows)
 
 
