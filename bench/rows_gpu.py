@@ -11,7 +11,7 @@ to read or write once; a ratio is the peer's time over ours in the same round: a
 faster. The slowest stand first.
 
     ncu --profile-from-start off --clock-control none --csv --log-file FILE \\
-        --metrics smsp__inst_issued.sum,gpu__time_duration.sum,sm__cycles_elapsed.avg.per_second \\
+        --metrics smsp__inst_issued.sum,sm__cycles_elapsed.avg.per_second \\
         python bench/rows_gpu.py [section ...] --counted
 
 runs a step of each case once under Nsight Compute, alone; with --counts FILE a run then says how
@@ -284,10 +284,14 @@ def issue_times(path, chosen):
     for kernel in kernels.values():
         if "aicf" not in kernel["name"]:
             number += 1
+            if number == len(chosen):
+                raise SystemExit(f"{path}: more cases than the {number} of this run; need the same")
             found[every[chosen[number]].name] = 0.0
             continue
         cycles = kernel["smsp__inst_issued.sum"] / schedulers
         found[every[chosen[number]].name] += cycles / kernel[CLOCK] * 1e6
+    if len(found) != len(chosen):
+        raise SystemExit(f"{path}: {len(found)} cases, this run has {len(chosen)}; need the same")
     return found
 
 

@@ -22,7 +22,7 @@ template <class T>
 AICF_HD T tanh(const Constants&, T x) {
     return tanh(x);
 }
-// The same of x from -9.5 to 9.5, or NaN.
+// The bits of tanh for x from -9.5 to 9.5, and NaN for NaN.
 template <class T>
 AICF_HD T tanh_bounded(const Constants&, T x) {
     return tanh(x);
@@ -79,7 +79,7 @@ AICF_HD float near_limit(float most, float scale, float shift) {
     return limit > 0.0f && scale >= 0x1p-100f ? at_most(limit, 0x1p100f) : -1.0f;
 }
 
-// |x| is below a limit if the bits of x x are below these: 0, which nothing is, without a limit.
+// |x| < limit if bits(x * x) is below this. It is 0, which no bits are below, unless limit > 0.
 AICF_HD uint32_t square_below(float limit) { return limit > 0.0f ? bits(limit * limit) : 0u; }
 
 }  // namespace aicf::scalar

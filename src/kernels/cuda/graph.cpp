@@ -193,10 +193,11 @@ CapturedGraph::~CapturedGraph() { destroy(); }
 /// Whether a plan is one kernel that is better launched without its graph. The device begins it
 /// some 2 us earlier so, while the host takes some 1 us longer (H200), which one that moves so much
 /// hides. What runs before it may be anything, so it must read nothing before that is done. Its
-/// blocks come where blocks end first. Up to 20 us that cannot cost what is gained (softmax of
-/// 16384x768 14.7 us for 17.0). A longer one must have blocks that are many, or as many on each
-/// processor: a cumsum of 16384x8192 by 512 took 348 us for 306. Nor may several fill a processor's
-/// shared memory: a layer norm of 4096x50304 took 341 us for 313.
+/// blocks start wherever blocks of the kernel before end first, which can leave processors with
+/// uneven shares. In a kernel of up to 20 us that costs less than is gained (softmax of 16384x768
+/// takes 14.7 us for 17.0). A longer one must have many blocks, or as many on each processor: a
+/// cumsum of 16384x8192 by 512 blocks took 348 us for 306. Nor may several blocks fill a
+/// processor's shared memory: a layer norm of 4096x50304 took 341 us for 313.
 bool CapturedGraph::goes_without_graph() const {
     constexpr int64_t least = 4000, brief = 20000;  // nanoseconds
     constexpr unsigned many = 5, filling = 64 << 10;

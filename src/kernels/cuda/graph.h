@@ -89,7 +89,8 @@ class CapturedGraph : public Captured {
 };
 
 /// A kernel as a graph of one node, of which a launch takes the host 2 us for 4 (H200). Launches of
-/// a graph wait for one another on whatever streams: it is for one, or what has its number later.
+/// a graph wait for one another on whatever streams, so each is for one stream handle; a later
+/// stream that gets the same handle may use it.
 class LaunchGraph : public Repeated {
   public:
     LaunchGraph(const Gpu& gpu, CUstream stream, const BoundOp& op);

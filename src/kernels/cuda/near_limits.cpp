@@ -91,8 +91,16 @@ class Bounds {
         return of(square->inputs[0]);
     }
 
-    /// Of a value that follows from one operand alone and from functions that are 1 at most.
-    std::optional<Linear> linear(int number) const {
+    /// Of a value that follows from one operand alone and from functions that are 1 at most. Each
+    /// is worked out once: a value may be read twice by the next one, and so on.
+    std::optional<Linear> linear(int number) {
+        const auto known = linear_.find(number);
+        if (known != linear_.end()) return known->second;
+        return linear_[number] = make_linear(number);
+    }
+
+  private:
+    std::optional<Linear> make_linear(int number) {
         if (op_.operand(number).dtype != DType::f32) return {};
         if (is_input(number))
             return one_[number] ? std::nullopt : std::optional(Linear{number, 1.0, 0.0});
@@ -112,8 +120,6 @@ class Bounds {
         if (name != "mul") return Linear{operand, a->scale + b->scale, a->shift + b->shift};
         return Linear{operand, a->scale * b->shift + b->scale * a->shift, a->shift * b->shift};
     }
-
-  private:
     bool is_input(int number) const { return number < static_cast<int>(op_.inputs.size()); }
     const RegionStep* maker(int number) const {
         for (const RegionStep& step : op_.body)
@@ -122,18 +128,20 @@ class Bounds {
     }
     const LoweredOp& op_;
     const std::vector<bool>& one_;
+    std::map<int, std::optional<Linear>> linear_;  // what linear() has worked out
 };
 
-/// |x| below which e^(-x x) is a normal number, that of an argument of tanh_bounded but for
-/// roundings, and the least that the first gives way to.
-constexpr double kNormal = 9.3, kBounded = 9.4, kLittleLess = 8.0;
+/// e^(-x x) is a normal number for |x| < kNormal. tanh_bounded() takes arguments up to kBounded,
+/// which leaves room for roundings. An operand's limit is lowered for its sake to kLowest at most:
+/// numbers between the two limits are made twice.
+constexpr double kNormal = 9.3, kBounded = 9.4, kLowest = 8.0;
 
 }  // namespace
 
 NearLimits near_limits(const LoweredOp& op, const std::vector<bool>& one, bool normal) {
     static const std::map<std::string, std::string> most = {
         {"sin", "65536.0f"}, {"cos", "65536.0f"}, {"sigmoid", "86.0f"}};
-    const Bounds bounds(op, one);
+    Bounds bounds(op, one);
     NearLimits all;
     std::map<int, std::string> limits;
     const auto lower = [&](int operand, const std::string& limit) {
@@ -163,18 +171,18 @@ NearLimits near_limits(const LoweredOp& op, const std::vector<bool>& one, bool n
         some = true;
     }
     if (normal ? !some : all.steps.size() <= limits.size()) return {};
-    // Where exponentials ask no less, or little less, of the operand.
+    // A tanh whose argument is small enough where exponentials are normal, or nearly there.
     for (size_t i = 0; normal && i < op.body.size(); i++) {
         if (op.body[i].def->name != "tanh") continue;
         const std::optional<Linear> argument = bounds.linear(op.body[i].inputs[0]);
         if (!argument || (argument->scale > 0.0 && !squared.contains(argument->operand))) continue;
         const double limit = (kBounded - argument->shift) / argument->scale;
-        if (limit < kLittleLess) continue;
+        if (limit < kLowest) continue;
         if (limit < kNormal) lower(argument->operand, text_of(limit));
         all.steps.push_back(i);
     }
     const char* const most_of = normal ? "least" : "most";
-    // Of three numbers the device takes the largest by one instruction.
+    // The largest of three numbers takes the device one instruction: half a one for each square.
     const int by_square = squared.empty() ? -1 : *squared.begin();
     for (const auto& [operand, limit] : limits) {
         all.limits += cat("    const float ", most_of, operand, " = ", limit, ";\n");

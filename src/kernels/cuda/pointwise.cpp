@@ -1,5 +1,6 @@
 // Elementwise kernels: pointwise functions of scalar.h, casts, copies and optimizer updates.
 #include <algorithm>
+#include <map>
 #include <set>
 
 #include "core/abi/scalar.h"
@@ -409,15 +410,17 @@ class PointwiseText {
         const auto taken = compute.size();
         const NearLimits shared = op_.body.size() > 3 ? shared_limits(normal) : NearLimits{};
         if (normal && shared.steps.empty()) return {};
+        // Forms that hold by the limits alone.
+        static const std::map<std::string, std::string> sure = {{"exp", "exp_normal("},
+                                                                {"tanh", "tanh_bounded("}};
         for (size_t i : shared.steps) {
-            const std::string name = cat("scalar::", op_.body[i].def->name),
-                              operand = cat("(", operand_text(op_, op_.body[i].inputs[0]), ")");
-            const bool asks_nothing = name == "scalar::tanh" || (normal && name == "scalar::exp");
+            const std::string& name = op_.body[i].def->name;
+            const std::string operand = cat("(", operand_text(op_, op_.body[i].inputs[0]), ")");
+            const auto found = sure.find(name);
             const std::string form =
-                asks_nothing
-                    ? replaced(replaced(name, "exp", "exp_normal"), "tanh", "tanh_bounded") + "("
-                    : name + "_near(within, ";
-            compute = replaced(compute, name + operand, cat(form, operand, ")"));
+                normal && found != sure.end() ? found->second : name + "_near(within, ";
+            compute = replaced(compute, cat("scalar::", name, operand),
+                               cat("scalar::", form, operand, ")"));
         }
         for (const std::string& name : names)
             for (size_t at = 0;

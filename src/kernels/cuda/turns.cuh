@@ -8,8 +8,9 @@ namespace aicf {
 /// Lots of `Vectors` vectors of V elements a thread, of which each warp of a block takes the next
 /// as soon as it has made one: a processor favours some of its warps, and those that it does not
 /// would be left at the end. While a warp makes a lot its next one is copied to shared memory,
-/// where each lane looks up what it has copied itself: loads to registers would be put off, for
-/// want of registers, until their numbers had to be waited for.
+/// where each lane reads what it has copied itself. Loads to registers the assembler moves down to
+/// just before their use, also where registers are free, and the warp waits for memory; copies stay
+/// before an access to shared memory that follows them.
 template <int V, int Vectors, class E, class R>
 struct Turns {
     static constexpr uint32_t apart = 32 * V, lot = Vectors * apart;
@@ -19,7 +20,8 @@ struct Turns {
     const E* const x;
     R* const y;
     const uint32_t lane, slots, ends, taken, most_taken, start, step, whole;
-    uint32_t i, end;  // of the lane; where its last vector lies, one of two places, `ends` in all
+    // Of the lane, and where its last vector lies: one of two addresses, whose sum is `ends`.
+    uint32_t i, end;
 
     /// Of `most` elements; `tickets` and `room` are the block's own. A thread has 16 bytes there
     /// for each vector of a lot and 16 more: the last has two places, since its copy begins before
@@ -80,9 +82,9 @@ struct Turns {
     }
 
   private:
-    /// Of lane 0, what all lanes are to know; the others count in words of their own, since a
-    /// branch for lane 0 alone takes instructions that bring the lanes together again. An increment
-    /// with a limit: of a plain addition the compiler makes one for the warp, by more instructions.
+    /// The next ticket, by which at() takes lane 0's for all lanes. The others count in words of
+    /// their own that nothing depends on: a branch for lane 0 alone takes more instructions, to
+    /// bring the lanes together again.
     __device__ __forceinline__ uint32_t ticket() const {
         uint32_t got;
         asm volatile("atom.shared.inc.u32 %0, [%1], %2;"
