@@ -1,8 +1,6 @@
 // Vertical fusion: pointwise chains, and pointwise prologues and epilogues of products, reductions
 // and row ops, become regions. Horizontal fusion of pointwise ops with a common operand.
 #include <climits>
-#include <optional>
-#include <set>
 #include <utility>
 
 #include "core/compile/group.h"
@@ -306,136 +304,49 @@ constexpr AnchorRule kReductions{[](const LoweredOp& op) { return op.def->stream
 constexpr AnchorRule kRows{[](const LoweredOp& op) { return !op.def->rows.empty(); }, row_region,
                            true, false};
 
-/// A matched cross entropy or its gradient, alone or with an upcast of the logits before and a
-/// downcast of the gradient after.
-struct LossMatch {
-    const RegionStep* upcast = nullptr;
-    const RegionStep* downcast = nullptr;
-    const LoweredDef* def = nullptr;
-    const Attrs* attrs = nullptr;
-    int node = -1;
-    std::vector<View> inputs, outputs;  // of the loss or gradient step
-    View logits, result;                // outside the casts
-};
-
-std::optional<LossMatch> match_loss(const LoweredOp& op, std::string_view name) {
-    LossMatch match;
-    if (op.body.empty()) {
-        if (op.def->name != name) return std::nullopt;
-        match.def = op.def;
-        match.attrs = &op.attrs;
-        match.node = op.node;
-        match.inputs = op.inputs;
-        match.outputs = op.outputs;
-        match.logits = op.inputs[0];
-        match.result = op.outputs[0];
-        return match;
-    }
-    const size_t at = anchor_step(op);
-    if (at > 1 || op.body.size() > at + 2 || op.body[at].def->name != name) return std::nullopt;
-    const RegionStep& step = op.body[at];
-    match.def = step.def;
-    match.attrs = &step.attrs;
-    match.node = step.node;
-    for (int number : step.inputs) match.inputs.push_back(op.operand(number));
-    for (int number : step.outputs) match.outputs.push_back(op.operand(number));
-    match.logits = match.inputs[0];
-    match.result = match.outputs[0];
-    const auto outer = static_cast<int>(op.inputs.size() + op.outputs.size());
-    const auto cast = [&](const RegionStep& one, int between) {
-        return one.def->name == "cast" && between >= outer;
-    };
-    if (at == 1) {
-        match.upcast = &op.body[0];
-        if (!cast(*match.upcast, step.inputs[0]) || match.upcast->outputs[0] != step.inputs[0])
-            return std::nullopt;
-        match.logits = op.operand(match.upcast->inputs[0]);
-    }
-    if (op.body.size() == at + 2) {
-        match.downcast = &op.body[at + 1];
-        if (!cast(*match.downcast, step.outputs[0]) || match.downcast->inputs[0] != step.outputs[0])
-            return std::nullopt;
-        match.result = op.operand(match.downcast->outputs[0]);
-    }
-    return match;
-}
-
-/// A cross entropy and its gradient as one region. `read`: values with other readers; intermediates
-/// without are never materialised.
-LoweredOp loss_and_gradient(const LossMatch& loss, const LossMatch& grad,
-                            const std::set<ValueId>& read) {
-    LoweredOp region;
-    region.def = region_def();
-    region.node = grad.node;
-    region.inputs = {loss.logits, loss.inputs[1]};
-    struct Made {
-        View view;
-        bool outside;
-    };
-    std::vector<Made> all;  // loss, row maximum, row sum, gradient, logits, gradient after its cast
-    for (size_t k = 0; k < 3; k++)
-        all.push_back({loss.outputs[k], k == 0 || read.contains(loss.outputs[k].value)});
-    all.push_back({grad.outputs[0], grad.downcast == nullptr});
-    if (loss.upcast) all.push_back({loss.inputs[0], false});
-    if (grad.downcast) all.push_back({grad.result, true});
-    std::vector<int> numbers(all.size());
-    const int inputs = static_cast<int>(region.inputs.size());
-    for (const bool outside : {true, false})
-        for (size_t k = 0; k < all.size(); k++) {
-            if (outside != all[k].outside) continue;
-            numbers[k] = inputs + static_cast<int>(region.outputs.size() + region.inner.size());
-            (outside ? region.outputs : region.inner).push_back(all[k].view);
+/// Fuses a cross entropy with its gradient where both read the same logits and labels, and with
+/// functions of the gradient that nothing else reads.
+class LossFusion : Groups {
+  public:
+    using Groups::Groups;
+    void run() {
+        for (int at = 0; at < static_cast<int>(ops_.size()); at++) {
+            if (anchor(ops_[at]).name != "cross_entropy" || !ops_[at].members.empty()) continue;
+            const int grad = gradient_of(at);
+            if (grad < 0 || merge(group_[at], group_[grad], loss_region, INT_MAX) != Merge::done)
+                continue;
+            for (int last = grad; last >= 0;) last = absorb_reader(last);
         }
-    const int logits = loss.upcast ? numbers[4] : 0;
-    if (loss.upcast)
-        region.body.push_back(
-            {loss.upcast->def, {0}, {logits}, loss.upcast->attrs, loss.upcast->node});
-    region.body.push_back(
-        {loss.def, {logits, 1}, {numbers[0], numbers[1], numbers[2]}, *loss.attrs, loss.node});
-    region.body.push_back(
-        {grad.def, {logits, 1, numbers[1], numbers[2]}, {numbers[3]}, *grad.attrs, grad.node});
-    if (grad.downcast)
-        region.body.push_back({grad.downcast->def,
-                               {numbers[3]},
-                               {numbers.back()},
-                               grad.downcast->attrs,
-                               grad.downcast->node});
-    return region;
-}
-
-/// Fuses a cross entropy with its gradient where both read the same logits and labels.
-void join_losses(Lowered& lowered, const Target& target) {
-    std::vector<LoweredOp>& ops = lowered.ops;
-    const auto same_view = [](const View& a, const View& b) {
-        return a.value == b.value && same_layout(a, b);
-    };
-    for (size_t at = 0; at < ops.size(); at++) {
-        const std::optional<LossMatch> loss = match_loss(ops[at], "cross_entropy");
-        if (!loss || loss->downcast) continue;
-        std::optional<LossMatch> grad;
-        const auto gradient = [&](const LoweredOp& op) {
-            grad = match_loss(op, "cross_entropy_grad");
-            return grad && !grad->upcast == !loss->upcast &&
-                   same_view(grad->logits, loss->logits) &&
-                   same_view(grad->inputs[1], loss->inputs[1]) &&
-                   same_view(grad->inputs[2], loss->outputs[1]) &&
-                   same_view(grad->inputs[3], loss->outputs[2]);
-        };
-        const auto from = ops.begin() + static_cast<ptrdiff_t>(at);
-        const auto found = std::find_if(from, ops.end(), gradient);
-        if (found == ops.end()) continue;
-        std::set<ValueId> read;
-        for (const LoweredOp& op : ops)
-            for (const View& view : op.inputs)
-                if (&op != &*found) read.insert(view.value);
-        for (const Lowered::Output& output : lowered.outputs) read.insert(output.value);
-        for (const Assign& assign : lowered.assigns) read.insert(assign.source);
-        LoweredOp region = loss_and_gradient(*loss, *grad, read);
-        if (!loss_region(region) || !target.fits(region)) continue;
-        ops[at] = std::move(region);
-        ops.erase(found);
+        emit();
     }
-}
+
+  private:
+    int gradient_of(int loss) const {
+        for (const View& out : ops_[loss].outputs)
+            for (int reader : readers_[out.value])
+                if (anchor(ops_[reader]).name == "cross_entropy_grad" &&
+                    members_[group_[reader]].size() == 1)
+                    return reader;
+        return -1;
+    }
+    /// Merges a function of what op `from` makes into its group: the function, or -1.
+    int absorb_reader(int from) {
+        const View& made = ops_[from].outputs.back();
+        const auto& readers = readers_[made.value];
+        if (kept_[made.value] || readers.empty() || readers.front() != readers.back()) return -1;
+        const int at = readers.front();
+        const auto along_rows = [](const View& view) {
+            const int axis = view.shape.rank() - 1, fast = fast_axis(view);
+            return fast < 0 || fast == axis || view.strides[axis] == 0;
+        };
+        const bool joins =
+            fusable(ops_[at]) && ops_[at].def->name != "copy" && members_[group_[at]].size() == 1 &&
+            std::all_of(ops_[at].inputs.begin(), ops_[at].inputs.end(), along_rows) &&
+            whole_reads(group_[at], group_[from]) &&
+            merge(group_[from], group_[at], loss_region, INT_MAX) == Merge::done;
+        return joins ? at : -1;
+    }
+};
 
 /// Fuses a loss and its gradient with the product that makes the logits and, if possible, the one
 /// that propagates the gradient to that product's input.
@@ -484,7 +395,7 @@ void fuse_rows(Lowered& lowered, const Target& target) {
     spread_rows(lowered, target);
     AnchorFusion(lowered, target, kRows).run();
     restore_order(lowered);
-    join_losses(lowered, target);
+    LossFusion(lowered, target).run();
 }
 
 }  // namespace aicf

@@ -145,32 +145,40 @@ bool plain_product(const View& a, const View& b, const Dims& result) {
 }
 
 bool loss_region(const LoweredOp& op) {
-    if (op.inputs.size() != 2 || op.body.size() < 2) return false;
+    if (op.inputs.size() < 2 || op.body.size() < 2) return false;
     const size_t at = op.body[0].def->name == "cast" ? 1 : 0;
-    if (at + 2 > op.body.size() || op.body.size() > at + 3) return false;
+    if (at + 2 > op.body.size()) return false;
     const int first = static_cast<int>(op.inputs.size()),
               inner = first + static_cast<int>(op.outputs.size());
-    const RegionStep &loss = op.body[at], &grad = op.body[at + 1], &end = op.body.back();
-    const auto casts = [&](const RegionStep& step, int from, bool widens) {
-        const View &x = op.operand(step.inputs.at(0)), &y = op.operand(step.outputs.at(0));
-        const View &narrow = widens ? x : y, &wide = widens ? y : x;
-        return step.def->name == "cast" && step.inputs[0] == from && is_16_bit(narrow.dtype) &&
-               wide.dtype == DType::f32;
-    };
+    const RegionStep &loss = op.body[at], &grad = op.body[at + 1];
     int logits = 0;
     if (at == 1) {
-        if (!casts(op.body[0], 0, true)) return false;
-        logits = op.body[0].outputs[0];
-        if (logits < inner) return false;
+        const RegionStep& cast = op.body[0];
+        logits = cast.outputs.at(0);
+        if (cast.inputs != std::vector<int>{0} || !is_16_bit(op.inputs[0].dtype) ||
+            logits < inner || op.operand(logits).dtype != DType::f32)
+            return false;
     }
     if (loss.def->name != "cross_entropy" || grad.def->name != "cross_entropy_grad" ||
         loss.inputs != std::vector<int>{logits, 1} || loss.outputs.size() != 3 ||
         grad.inputs != std::vector<int>{logits, 1, loss.outputs[1], loss.outputs[2]})
         return false;
-    const int made = grad.outputs.at(0), gradient = end.outputs.at(0);
-    if (&end != &grad && (made < inner || !casts(end, made, false))) return false;
-    return gradient >= first && gradient < inner;
+    // Of the gradient and what is made of it only the last lies in memory.
+    const Dims& shape = op.operand(logits).shape;
+    for (size_t i = at + 1; i < op.body.size(); i++) {
+        const RegionStep& step = op.body[i];
+        const int result = step.outputs.at(0);
+        const bool last = i + 1 == op.body.size();
+        if (last ? result < first || result >= inner : result < inner) return false;
+        if (i == at + 1) continue;
+        if (!step.def->pointwise || step.outputs.size() != 1) return false;
+        for (int number : step.inputs)
+            if (!(op.operand(number).shape == shape)) return false;
+    }
+    return true;
 }
+
+size_t loss_step(const LoweredOp& op) { return op.body[0].def->name == "cast" ? 1 : 0; }
 
 bool updates_behind(const LoweredOp& op) {
     return !op.body.empty() && op.body.back().def->numbers > 0 && !anchor(op).optimizer;

@@ -303,6 +303,14 @@ class RowText {
         return all;
     }
 
+    /// Whether what the row op makes is stored as it is, or rounded to 16 bits.
+    bool stores_directly() const {
+        if (op_.body.empty() || !loss_region(op_)) return op_.body.empty();
+        const size_t made = row_.at + 1, last = op_.body.size() - 1;
+        return last == made || (last == made + 1 && op_.body[last].def->name == "cast" &&
+                                is_16_bit(op_.operand(op_.body[last].outputs[0]).dtype));
+    }
+
     /// The inputs that pointwise steps read.
     std::vector<int> read_by(const std::vector<size_t>& steps) const {
         std::vector<int> read;
@@ -317,26 +325,39 @@ class RowText {
     /// told what lies there.
     std::string field(int number, const std::string& name) {
         const char* type = cuda_type(op_.operand(number).dtype);
-        fields_ += cat("        ", number < inputs_ ? "const " : "", type, "* ", name, ";\n");
-        begins_ += cat(", ", pointer(number), " + @_In", number, "::at(r)");
+        if (is_one(number)) {
+            fields_ += cat("        ", type, " ", name, ";\n");
+            begins_ += cat(", ", pointer(number), "[@_In", number, "::at(r)]");
+        } else {
+            fields_ += cat("        ", number < inputs_ ? "const " : "", type, "* ", name, ";\n");
+            begins_ += cat(", ", pointer(number), " + @_In", number, "::at(r)");
+        }
         return cat("<V, @_Elem", number, ", ", type);
     }
+    /// Whether an operand of functions of a loss's gradient is one number for a row, which is read
+    /// once: stores of the gradient might change it, for all that a compiler knows.
+    bool is_one(int number) const {
+        return number < inputs_ && op_.operand(number).strides[row_.axis] == 0 && loss_region(op_);
+    }
+    /// Where @_Put::Row has operand `number`.
+    std::string place_of(int number) const { return cat(is_one(number) ? "&x" : "x", number); }
 
     /// Several elements of result y<k>, stored at once as they come.
-    std::string across(int k, const std::string& a) const {
+    std::string across(int k) const {
         return cat("        template <int V>\n        __device__ __forceinline__ bool together() ",
-                   "const {\n            return aligned_for<V>(y", k,
-                   ");\n        }\n        template <int V, bool Together>\n"
-                   "        __device__ __forceinline__ void across(int64_t i, const ",
-                   a, " (&v)[V]) const {\n            store_", kept_ ? "across" : "beside",
+                   "const {\n            return aligned_for<V>(y", k, ");\n        }\n",
+                   across_head(), "            store_", kept_ ? "across" : "beside",
                    "<V, Together>(y", k, " + i, v);\n        }\n");
+    }
+    std::string across_head() const {
+        return cat("        template <int V, bool Together>\n        __device__ __forceinline__ ",
+                   "void across(int64_t i, const ", a_, " (&v)[V]) const {\n");
     }
 
     /// What is left to do with element i of row r of the result: @_Put{block}(r)(i, v).
     void put() {
         const std::vector<int> results = stored();
-        // Whether what the row op makes is stored as it is.
-        const bool direct = op_.body.empty() || loss_region(op_);
+        const bool direct = stores_directly();
         const std::vector<size_t> steps =
             direct ? std::vector<size_t>() : steps_for(op_, 0, op_.body.size(), results);
         const std::vector<int> read = read_by(steps);
@@ -352,9 +373,10 @@ class RowText {
                               name = pairs ? "_pairs" : "_some";
             std::string load = before, store;
             for (int k : read)
-                load += cat(type, cuda_type(op_.operand(k).dtype), "> a", k, count,
-                            "            load", name, field(k, cat("x", k)),
-                            pairs && lasting ? ", true>(a" : ">(a", k, ", x", k, ", i);\n");
+                load +=
+                    cat(type, cuda_type(op_.operand(k).dtype), "> a", k, count, "            load",
+                        name, field(k, cat("x", k)), pairs && lasting ? ", true>(a" : ">(a", k,
+                        ", ", place_of(k), ", i);\n");
             for (int number : results) {
                 const int k = number - inputs_;
                 load += cat(type, cuda_type(op_.operand(number).dtype), "> r", k, count);
@@ -379,8 +401,11 @@ class RowText {
         spans_ = direct && !whole && results.size() == 1 && row_.axes == 1 &&
                  op_.operand(results[0]).strides[row_.axis] == 1 &&
                  is_16_bit(op_.operand(results[0]).dtype);
-        if (spans_ || kept_) fields_ += across(results[0] - inputs_, a_);
-        if (whole) fields_ += beside_text(read, results, before, formula);
+        if (spans_ || (kept_ && direct)) fields_ += across(results[0] - inputs_);
+        if (whole || (kept_ && !direct)) fields_ += beside_text(read, results, before, formula);
+        if (kept_ && !direct)
+            fields_ += cat(across_head(), "            finish<V, Together>(i, v, ",
+                           "beside<V, Together>(i));\n        }\n");
         put_struct(!results.empty(), text);
     }
     void put_struct(bool stores, const std::string& some) {
@@ -412,8 +437,9 @@ class RowText {
                 if (op_.operand(k).dtype != row_.x->dtype) return false;
         static const std::set<std::string> names = {"add", "bias_add", "sub", "mul"};
         for (size_t i : steps_for(op_, 0, op_.body.size(), results))
-            if (i != row_.at && (!names.contains(op_.body[i].def->name) ||
-                                 op_.operand(op_.body[i].outputs[0]).dtype != row_.x->dtype))
+            if (op_.body[i].def->pointwise &&
+                (!names.contains(op_.body[i].def->name) ||
+                 op_.operand(op_.body[i].outputs[0]).dtype != row_.x->dtype))
                 return false;
         return true;
     }
@@ -427,8 +453,8 @@ class RowText {
             const std::string step = cat("@_Elem", k, "::step"),
                               type = cat("Stored<", e, ", ", step, " == 0 ? 1 : V>");
             some += cat("            ", type, " x", k, ";\n");
-            together += cat(" && (", step, " == 0 || aligned_for<V>(x", k, "))");
-            loads += cat(loads.empty() ? "" : ", ", type, "::template load<Together>(x", k,
+            together += cat(" && (", step, " == 0 || aligned_for<V>(", place_of(k), "))");
+            loads += cat(loads.empty() ? "" : ", ", type, "::template load<Together>(", place_of(k),
                          " + @_Elem", k, "::at(i))");
             opens += pairs ? cat("            Two<", e, "> a", k, "[V / 2];\n            some.x", k,
                                  ".twos(a", k, ");\n")

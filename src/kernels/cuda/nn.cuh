@@ -485,13 +485,13 @@ __device__ __forceinline__ void cross_entropy_with_grad(const Grid& grid, Make m
     Team team{reinterpret_cast<A*>(bytes)};
     Team::template each<Shape::rows>(grid, [&](int64_t r, bool mine) {
         const auto row = make(r);
+        const auto out = put(r);  // and what it reads of the row
         const auto x = team.take(row);
         const LossParts<A> parts = loss_parts<A, Shape>(team, x);
         const int64_t label = labels(r);
         if (mine && team.leads())
             store_loss<A, Shape>(parts, r, make, labels, loss, set_most, set_sum);
         Team::sync();  // the label's element is read before its gradient takes its place
-        const auto out = put(r);
         if (mine)
             team.put(x, GradientRow<A, Shape::n, looks<A, Team, Shape>, decltype(put(r))>(
                             out, parts.most, parts.sum, scalar::div(scale, parts.sum), label));

@@ -67,7 +67,7 @@ RowOp row_op_of(const LoweredOp& op) {
         for (size_t k = 0; k < op.inputs.size() + op.outputs.size(); k++)
             row.operands.push_back(static_cast<int>(k));
     } else {
-        row.at = anchor_step(op) - (loss_region(op) ? 1 : 0);
+        row.at = loss_region(op) ? loss_step(op) : anchor_step(op);
         const RegionStep& step = op.body[row.at];
         row.def = step.def;
         row.attrs = &step.attrs;
@@ -140,6 +140,9 @@ int kept_warps(const LoweredOp& op, const RowOp& row, const Limits& limits) {
     if (!is_16_bit(x.dtype) || x.strides[row.axis] != 1 || gradient.strides[row.axis] != 1 ||
         row.n % 4 != 0 || leaves <= kHeldLeaves || row.n > kKeptTerms)
         return 0;
+    for (const View& view : op.inputs)  // which functions of the gradient read side by side
+        if (view.shape == x.shape && view.strides[row.axis] != 0 && view.strides[row.axis] != 1)
+            return 0;
     return static_cast<int>(std::max(ceil_div(leaves, kKeptTurns), kKeptWarps));
 }
 
