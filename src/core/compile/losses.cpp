@@ -1,9 +1,10 @@
-// Losses of a chain's rows: the member that makes a prediction leaves the sums of its squares, too,
-// a number for 1,024 elements, so that no launch reads prediction and target again.
+// Losses in the launches that make what they are of. Of a chain's rows: the member that makes a
+// prediction leaves the sums of its squares, too, a number for 1,024 elements, so that no launch
+// reads prediction and target again. Of classes: the mean of the rows' losses.
 #include <algorithm>
+#include <climits>
 
-#include "core/compile/passes.h"
-#include "core/compile/target.h"
+#include "core/compile/group.h"
 #include "core/graph/region.h"
 
 namespace aicf {
@@ -140,8 +141,41 @@ class ChainLosses {
     const Target& target_;
 };
 
+/// Cross entropy and the mean of the rows' losses, where nothing else waits for either: the mean is
+/// then no launch of its own, which others could share.
+class LossMeans : Groups {
+  public:
+    using Groups::Groups;
+    void run() {
+        for (int at = 0; at < static_cast<int>(ops_.size()); at++) {
+            const int losses = row_losses(ops_[at]);
+            if (losses < 0) continue;
+            const auto& means = readers_[ops_[at].outputs[static_cast<size_t>(losses)].value];
+            if (means.size() == 1 && waits_alone(at, means.front()))
+                merge(group_[at], group_[means.front()], loss_chain, INT_MAX);
+        }
+        emit();
+    }
+
+  private:
+    bool waits_alone(int loss, int mean) const {
+        const auto& behind = successors_[loss];
+        return std::all_of(behind.begin(), behind.end(), [&](int next) { return next == mean; });
+    }
+    LoweredOp compose(const std::vector<int>& members, int, int) const override {
+        LoweredOp chain = group_of(ops_, members);
+        chain.def = chain_def();
+        std::erase_if(chain.inputs,
+                      [&](const View& view) { return find_view(chain.outputs, view) >= 0; });
+        return chain;
+    }
+};
+
 }  // namespace
 
-void fuse_losses(Lowered& lowered, const Target& target) { ChainLosses(lowered, target).run(); }
+void fuse_losses(Lowered& lowered, const Target& target) {
+    ChainLosses(lowered, target).run();
+    LossMeans(lowered, target).run();
+}
 
 }  // namespace aicf

@@ -206,8 +206,9 @@ class Structure {
             fail(where, " has inner values and no steps");
         if (&def == sequence_def()) check_sequence(op, where);
         if (&def == block_loop_def()) check_block_loop(op, where);
-        if (&def == chain_def() && !row_chain(op))
-            fail(where, " has members that are no products of the same rows; need those alone");
+        if (&def == chain_def() && !row_chain(op) && !loss_chain(op))
+            fail(where, " has members that are no products of the same rows, nor losses and their ",
+                 "mean; need one of these");
         if (&def == chain_def()) check_inferred(op, where);
         if (!op.members.empty() || &def == loop_def()) return;
         if (op.body.empty())

@@ -287,6 +287,40 @@ bool row_chain(const LoweredOp& op) {
     return true;
 }
 
+int row_losses(const LoweredOp& loss) {
+    if (!loss.members.empty() || loss.loop) return -1;
+    const bool region = !loss.body.empty() && loss_region(loss);
+    if (!region && anchor(loss).name != "cross_entropy") return -1;
+    const auto inputs = static_cast<int>(loss.inputs.size());
+    int number = inputs;
+    if (!loss.body.empty())
+        number = loss.body[region ? loss_step(loss) : anchor_step(loss)].outputs.at(0);
+    const int output = number - inputs;
+    return output >= 0 && output < static_cast<int>(loss.outputs.size()) ? output : -1;
+}
+
+bool loss_chain(const LoweredOp& op) {
+    if (op.def != chain_def() || op.members.size() != 2 || !op.inner.empty()) return false;
+    const LoweredOp &loss = op.members[0], &mean = op.members[1];
+    const int output = row_losses(loss);
+    if (output < 0 || !mean.members.empty() || anchor(mean).name != "reduce_mean") return false;
+    const View& rows = loss.outputs[static_cast<size_t>(output)];
+    const Attrs& attrs = anchor_attrs(mean);
+    if (rows.shape.rank() != 1 || rows.shape[0] < 1 || rows.offset != 0 ||
+        !is_contiguous(rows.shape, rows.strides) || attrs.text("order") != "tree" ||
+        attrs.ints("axes") != std::vector<int64_t>{0} || (!mean.body.empty() && anchor_step(mean)))
+        return false;
+    const int read = mean.body.empty() ? 0 : mean.body[0].inputs.at(0);
+    for (size_t k = 0; k < mean.inputs.size(); k++) {
+        const auto same = [&](const View& made) { return made.value == mean.inputs[k].value; };
+        if (static_cast<int>(k) == read
+                ? !same(rows) || !same_layout(mean.inputs[k], rows)
+                : std::any_of(loss.outputs.begin(), loss.outputs.end(), same))
+            return false;
+    }
+    return read < static_cast<int>(mean.inputs.size());
+}
+
 TailSteps tail_steps(const LoweredOp& op) {
     const auto named = [](const RegionStep& step) { return step.def->name == "cross_entropy"; };
     const auto loss = std::find_if(op.body.begin(), op.body.end(), named);

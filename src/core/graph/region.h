@@ -43,6 +43,12 @@ bool sums_squares(const LoweredOp& member);
 /// other rows of each other's results.
 bool row_chain(const LoweredOp& op);
 
+/// A chain of two: cross entropy of rows, or a loss_region, and the mean of the losses, with
+/// functions of it, which reads nothing else that the first makes.
+bool loss_chain(const LoweredOp& op);
+/// The losses of the rows, an output of such a member; -1: it is none.
+int row_losses(const LoweredOp& loss);
+
 /// The end of a network with few logits: the product that makes them and its epilogue, cross
 /// entropy and its gradient, then optionally the gradient's product with the transposed weights and
 /// its epilogue. Logits are never materialised. All of rank 2, in f32, or products in 16 bits and

@@ -367,6 +367,7 @@ void keep_apart(KernelText& text, const Limits& limits) {
 KernelText kernel_text(const LoweredOp& op, const Limits& limits) {
     KernelText text = op.def == sequence_def()     ? block_text(op, limits)
                       : op.def == block_loop_def() ? block_loop_text(op, limits)
+                      : loss_chain(op)             ? loss_chain_text(op, limits)
                       : op.def == chain_def()      ? chain_text(op, limits)
                       : op.members.empty()         ? body_text(op, limits)
                       : sums_beside(op, limits)    ? row_sums_text(op, limits)

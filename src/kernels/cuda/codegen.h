@@ -260,6 +260,9 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits);
 bool sums_beside(const LoweredOp& group, const Limits& limits);
 /// Whether a product can be a member of a chain; whether a chain can run (chain.cpp).
 bool chain_fits(const LoweredOp& op, const Limits& limits);
+/// The same of a loss_chain: whether the last block of the first member's kernel adds the losses.
+bool loss_chain_fits(const LoweredOp& chain, const Limits& limits);
+KernelText loss_chain_text(const LoweredOp& chain, const Limits& limits);
 KernelText chain_text(const LoweredOp& op, const Limits& limits);
 /// Bytes of shared memory that a member of a chain needs for the rows of a warp, and for its
 /// weights; whether the one before it can have left its rows there.
@@ -276,6 +279,8 @@ KernelText row_sums_text(const LoweredOp& group, const Limits& limits);
 /// Of a sum over rows that such a kernel makes: @_terms<V>(block, a..., v), V terms side by side of
 /// the inputs that it reads, and @_Put{block}(column, total).
 std::string column_sum_text(const LoweredOp& op, const BlockLayout& layout);
+/// What becomes of what a reduction joins, as its kernels have it: @_Put{block}(r, total).
+std::string total_text(const LoweredOp& op, const BlockLayout& layout);
 std::vector<int> column_sum_reads(const LoweredOp& op);
 /// A tail_region's (tail.cpp), and whether it is quicker than its launches.
 KernelText tail_text(const LoweredOp& op, const Limits& limits);

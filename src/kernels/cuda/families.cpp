@@ -116,6 +116,7 @@ std::vector<std::string> candidates(const LoweredOp& op, const Limits& limits) {
 
 bool has_kernel(const LoweredOp& op, const Limits& limits) {
     if (is_one_block(op)) return block_fits(op, limits);
+    if (loss_chain(op)) return loss_chain_fits(op, limits);
     if (op.def == chain_def()) return chain_fits(op, limits);
     const auto known = [&](const LoweredOp& one) { return family_of(one, limits) != nullptr; };
     return op.members.empty() ? known(op)

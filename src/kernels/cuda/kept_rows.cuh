@@ -234,7 +234,8 @@ __device__ __forceinline__ void cross_entropy_kept(const Grid& grid, Make make, 
         const int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
         const int64_t named = labels(r);
         const int label = named >= 0 && named < Shape::n ? int(named) : -1;
-        A of_label = A(0);  // read before its gradient takes its place
+        // Read before its gradient takes its place, and out of registers, which are few.
+        __shared__ A of_label;
         if (label >= 0 && threadIdx.x == 0) of_label = row(label);
         const A most = kept.most(row), sum = kept.sum(row, most, next, here);
         if (threadIdx.x == 0) {

@@ -468,8 +468,11 @@ class RowText {
             const char* e = cuda_type(op_.operand(number).dtype);
             opens += cat("            ", pairs ? "Two<" : "Wide<", e, "> r", k,
                          pairs ? "[V / 2];\n" : "[V];\n");
-            stores += cat("            store_", pairs ? "twos" : "beside", "<V, Together>(y", k,
-                          " + i, r", k, ");\n");
+            stores += cat("            store_",
+                          kept_   ? "across"
+                          : pairs ? "twos"
+                                  : "beside",
+                          "<V, Together>(y", k, " + i, r", k, ");\n");
         }
         if (pairs)
             opens =
@@ -600,6 +603,39 @@ std::string row_parts(const LoweredOp& op, const Limits& limits) {
 
 KernelText row_text(const LoweredOp& op, const Limits& limits) {
     return RowText(op, limits).text();
+}
+
+bool loss_chain_fits(const LoweredOp& chain, const Limits& limits) {
+    if (limits.one_block || !loss_chain(chain)) return false;
+    const LoweredOp& loss = chain.members[0];
+    if (element_count(row_op_of(loss).others) > kLossRows) return false;
+    return row_text(loss, limits).blocks <= kLossBlocks * limits.processors;
+}
+
+KernelText loss_chain_text(const LoweredOp& chain, const Limits& limits) {
+    check(loss_chain_fits(chain, limits), "cuda: losses and a mean of another form");
+    const LoweredOp &loss = chain.members[0], &mean = chain.members[1];
+    const BlockLayout layout(chain), own(loss), last(mean);
+    const auto losses = static_cast<size_t>(row_losses(loss));
+    const View& rows = loss.outputs[losses];
+    const char* a = wide_type(rows.dtype);
+    KernelText text = row_text(loss, limits), part = text, total;
+    total.name = "mean";
+    total.counters = 1;
+    text.name += "_mean";
+    text.shared = std::max(text.shared, static_cast<uint32_t>(ceil_div(rows.shape[0], kTreeLeaf) *
+                                                              dtype_size(rows.dtype)));
+    const std::string at_loss = cat("block.part<", own.bytes, ">(", layout.parts[0], ")"),
+                      at_mean = cat("block.part<", last.bytes, ">(", layout.parts[1], ")");
+    text.body =
+        replaced(block_type(own.bytes) + part.body, "@", "@_0") +
+        replaced(block_type(last.bytes) + total_text(mean, last), "@", "@_1") + body_head() +
+        cat("    @_0_body(", at_loss, ", grid);\n    add_losses<", a, ", ", rows.shape[0],
+            ">(grid, ", at_loss, ".ptr<const ", a, ">(", own.operand[loss.inputs.size() + losses],
+            "), ", at_mean, ".ptr<uint32_t>(", last.tail, "), @_1_Put{", at_mean, "});\n}\n");
+    part.body = total.body = "";
+    text.parts = {part, total};
+    return text;
 }
 
 }  // namespace aicf::cuda

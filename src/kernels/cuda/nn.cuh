@@ -23,6 +23,19 @@ __device__ __forceinline__ void store_across(E* y, const C (&a)[V]) {
     }
 }
 
+template <int V, bool Together, class E>
+__device__ __forceinline__ void store_across(E* y, const Two<E> (&a)[V / 2]) {
+    if constexpr (Together) {
+        Pack<uint32_t, V / 2> words;
+#pragma unroll
+        for (int j = 0; j < V / 2; j++) words.at[j] = a[j].word;
+        *reinterpret_cast<Pack<uint32_t, V / 2>*>(y) = words;
+    } else {
+#pragma unroll
+        for (int j = 0; j < V; j++) y[j].bits = uint16_t(a[j / 2].word >> 16 * (j % 2));
+    }
+}
+
 /// V elements that are rounded to E.
 template <int V, bool Together, class E, class C>
 __device__ __forceinline__ void store_beside(E* y, const C (&a)[V]) {
@@ -548,6 +561,56 @@ __device__ __forceinline__ void cross_entropy_grad(const Grid& grid, Make make, 
                 for (int j = 0; j < 3 && i + j < n; j++) grad(i + j, row(i + j));
         }
     }
+}
+
+// ---- the mean of losses -------------------------------------------------------------------------
+
+/// The sum of `Count` numbers that a kernel's blocks have stored side by side, in the tree's order,
+/// by the last of them to come here: put(0, sum). `counter` is 0 before and after.
+template <class A, int64_t Count, class Put>
+__device__ __forceinline__ void add_losses(const Grid& grid, const A* losses, uint32_t* counter,
+                                           Put put) {
+    typedef SumOf<A> Op;
+    constexpr int leaves = int((Count + kTreeLeaf - 1) / kTreeLeaf), whole = int(Count / kTreeLeaf),
+                  Lot = 2;  // leaves of a warp that are on their way together
+    extern __shared__ __align__(16) char bytes[];
+    A* const sums = reinterpret_cast<A*>(bytes);
+    if (!arrive_last(counter, grid.blocks)) return;
+    const int warps = int(grid.threads) / 32, warp = int(threadIdx.x) / 32,
+              lane = int(threadIdx.x & 31);
+#pragma unroll 1
+    for (int first = warp; first < whole; first += Lot * warps) {
+        Pack<A, 4> x[Lot][4];
+#pragma unroll
+        for (int k = 0; k < Lot; k++) {
+            const int leaf = first + k * warps < whole ? first + k * warps : first;
+#pragma unroll
+            for (int line = 0; line < 4; line++)
+                x[k][line] = *reinterpret_cast<const Pack<A, 4>*>(
+                    losses + leaf * int(kTreeLeaf) + line * int(kTreeLanes) + 4 * lane);
+        }
+#pragma unroll
+        for (int k = 0; k < Lot; k++) {
+            A s[4];
+#pragma unroll
+            for (int c = 0; c < 4; c++) {
+                s[c] = x[k][0].at[c];
+#pragma unroll
+                for (int line = 1; line < 4; line++) s[c] = Op::join(s[c], x[k][line].at[c]);
+            }
+            const A sum = join_lanes<Op, 32>(s);
+            if (lane == 0 && first + k * warps < whole) sums[first + k * warps] = sum;
+        }
+    }
+    if constexpr (whole < leaves)
+        if (warp == whole % warps) {
+            typedef RowOf<A, A, Line<1>, 16 / int(sizeof(A))> Row;
+            const A sum = leaf<Op, A, false>(Row(losses), int64_t(whole) * kTreeLeaf,
+                                             Count - int64_t(whole) * kTreeLeaf);
+            if (lane == 0) sums[whole] = sum;
+        }
+    join_shared<Op>(sums, leaves, int(grid.threads));
+    if (threadIdx.x == 0) put(0, sums[0]);
 }
 
 }  // namespace aicf

@@ -250,6 +250,12 @@ std::string column_sum_text(const LoweredOp& op, const BlockLayout& layout) {
            put_text(op, r, layout, false, a);
 }
 
+std::string total_text(const LoweredOp& op, const BlockLayout& layout) {
+    const Reduction r = reduction_of(op);
+    const Reducer& reducer = *find_reducer(r.def->name);
+    return put_text(op, r, layout, reducer.mean, accumulator(r.dtype, reducer.ordered));
+}
+
 std::vector<int> column_sum_reads(const LoweredOp& op) {
     return op.body.empty() ? std::vector<int>{0}
                            : inputs_of(op, steps_between(0, anchor_step(op) + 1));

@@ -1,0 +1,243 @@
+"""Cross entropy on a GPU: what stays in the launch that makes a loss and its gradient."""
+
+import json
+
+import aicf
+import ml_dtypes
+import numpy as np
+import pytest
+from aicf import _core
+from test_cuda_rows import alike, needs_compiler
+
+# Small graphs reach the kernels of 16 bits.
+pytestmark = pytest.mark.usefixtures("any_size_narrows")
+
+WITHOUT_BLOCK = [name for name in _core.pass_names() if name != "block"]
+
+
+def logits_of(n, count, dtype="float32"):
+    """Some rows hold infinities, NaN or nothing else, or what lies far below the largest."""
+    z = 3 * np.random.default_rng(n).standard_normal((count, n)).astype("f4")
+    if count > 8:
+        z[1, n // 2], z[2, n - 1], z[3, : n // 2], z[4] = np.inf, np.nan, -np.inf, -np.inf
+        z[5, n // 3 :], z[6, n // 4 :] = -80, -1e30 if dtype != "float16" else -6e4
+    return z.astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+
+
+def weighted(n, count, dtype="bfloat16", by="dy"):
+    """A loss whose gradient is multiplied: by a number that is given, a constant, one that is made
+    of another tensor; or goes on, with numbers of rows and of classes and a tensor, in between."""
+    g = aicf.Graph(f"weighted {by}")
+    rng = np.random.default_rng(count)
+
+    def state(name, shape):
+        held = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
+        return g.state(name, shape, dtype, init=rng.standard_normal(shape).astype(held))
+
+    x = g.state("x", (count, n), dtype, init=logits_of(n, count, dtype))
+    labels = rng.integers(-1, n + 1, count)
+    labels[0] = n - 1
+    loss = aicf.cross_entropy(x, g.constant(labels))
+    if by == "constant":
+        (dx,) = aicf.grad(loss * 1024.0, [x])
+    elif by == "late":
+        (dx,) = aicf.grad(loss, [x], aicf.mean(aicf.exp(state("w", (300,)))))
+    else:
+        (dx,) = aicf.grad(loss, [x], state("dy", ()))
+    if by == "all":
+        dx = (dx * state("rows", (count, 1)) + state("rest", (count, n))) * state("classes", (n,))
+    elif by == "tanh":
+        dx = aicf.tanh(dx * state("rows", (count, 1)) * 300.0) - state("rest", (count, n))
+    g.output("loss", loss)
+    g.output("dx", dx)
+    return g
+
+
+BY = ("dy", "constant", "late", "all", "tanh")
+
+
+def launches(g, **options):
+    plan = json.loads(_core.cuda_plan(g._core, WITHOUT_BLOCK, processors=132, **options))
+    return [[step["op"] for step in op.get("body", [op])] for op in plan["ops"]]
+
+
+def step_of(n, count, dtype, by):
+    """A plain loss and its gradient, or that times something."""
+    g = aicf.Graph("plain")
+    x, labels = g.state("x", (count, n), dtype), g.state("labels", (count,), "int64")
+    loss = aicf.cross_entropy(x, labels)
+    if by == "dy":
+        (dx,) = aicf.grad(loss, [x], g.state("dy", (), dtype))
+    elif by == "constant":
+        (dx,) = aicf.grad(loss * 1024.0, [x])
+    elif by == "one":
+        (dx,) = aicf.grad(loss, [x])
+    elif by == "rows":
+        (dx,) = aicf.grad(loss, [x])
+        dx = dx * g.state("rows", (count, 1), dtype)
+    else:
+        dx = aicf.grad(loss * loss, [x])[0]
+    g.output("loss", loss)
+    g.output("dx", dx)
+    return g
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
+@pytest.mark.parametrize("n", [10, 768, 8192, 20000, 50304, 100_000])
+def test_a_gradient_times_a_number_stays_in_the_launch_of_its_loss(n, dtype):
+    for by in ("dy", "constant", "rows"):
+        found = launches(step_of(n, 300, dtype, by))
+        assert ["cross_entropy", "cross_entropy_grad", "mul"] in found, found
+        assert sum("mul" in steps for steps in found) == 1
+        assert len(found) == len(launches(step_of(n, 300, dtype, "one")))
+
+
+def test_a_gradient_that_is_weighted_by_its_loss_waits_for_it():
+    found = launches(step_of(768, 300, "bfloat16", "loss"))
+    assert ["cross_entropy", "cross_entropy_grad"] in found and ["mul"] in found
+
+
+def test_a_gradient_that_others_read_is_stored():
+    g = aicf.Graph("both")
+    x, labels = g.state("x", (300, 768)), g.state("labels", (300,), "int64")
+    (dx,) = aicf.grad(aicf.cross_entropy(x, labels), [x])
+    g.output("dx", dx)
+    g.output("twice", dx * 2.0)
+    found = launches(g)
+    assert not any("cross_entropy" in steps and "mul" in steps for steps in found)
+
+
+@needs_compiler
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("n", [64, 768, 8192, 16388, 20000, 50304, 57344, 57348])
+def test_kernels_of_weighted_losses_compile_and_spill_nothing(n, arch):
+    for by in ("dy", "all", "tanh"):
+        programs = [
+            one
+            for one in _core.cuda_programs(
+                weighted(n, 4096, by=by)._core, WITHOUT_BLOCK, 132, arch=arch
+            )
+            if "cross_entropy" in one
+        ]
+        assert len(programs) == 1
+        kept = arch == "sm_90a" and 16384 < n <= 57344
+        assert ("cross_entropy_kept<" in programs[0]) == kept
+        assert " 0 bytes spill stores" in _core.cuda_log(programs[0], arch), (n, by)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("n", [1, 10, 64, 513, 1030, 3000, 16384, 16388, 20001, 50304, 57348])
+def test_bits_of_a_weighted_loss(n, dtype):
+    """As apart and as on a CPU: labels that are no class, what is not finite, more rows than
+    blocks, several replays."""
+    count = 300 if n < 100 else 40 if n < 16384 else 9
+    for by in BY:
+        ends = []
+        runs = [("cpu", "default"), ("cuda", "default"), ("cuda", [])]
+        for device, passes in runs[:2] if n > 3000 else runs:
+            step = weighted(n, count, dtype, by).compile(
+                device=device, passes=passes, checks="off", seed=1
+            )
+            first, again = ({k: v.numpy() for k, v in step().items()} for _ in range(2))
+            assert all(first[k].tobytes() == again[k].tobytes() for k in first)
+            ends.append(again)
+        for other in ends[1:]:
+            for name, value in ends[0].items():
+                alike(value, other[name])
+
+
+@pytest.mark.gpu
+def test_bits_of_a_weighted_loss_of_rows_that_blocks_take_in_turn():
+    """Kept rows: blocks go on to further ones; where rows begin at no four elements."""
+    for by in ("dy", "all"):
+        ends = []
+        for device in ("cpu", "cuda"):
+            step = weighted(16388, 300, "bfloat16", by).compile(device=device, checks="off", seed=1)
+            ends.append({k: v.numpy() for k, v in step().items()})
+        for name, value in ends[0].items():
+            alike(value, ends[1][name])
+
+
+# ---- the mean ------------------------------------------------------------------------------------
+
+
+def mean_of(n, count, dtype="bfloat16", gradient=False, behind=False):
+    """The loss of random rows, with its gradient; `behind`: times a number, plus another."""
+    rng = np.random.default_rng(count)
+    held = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
+    g = aicf.Graph("mean")
+    x = g.state("x", (count, n), dtype, init=(3 * rng.standard_normal((count, n))).astype(held))
+    loss = aicf.cross_entropy(x, g.constant(rng.integers(0, n, count)))
+    if gradient:
+        g.output("dx", aicf.grad(loss, [x], g.state("dy", (), dtype, init=np.array(1.5, held)))[0])
+    if behind:
+        scale = g.state("scale", (), dtype, init=np.array(3, held))
+        loss = aicf.tanh(loss * scale) + scale
+    g.output("loss", loss)
+    return g
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+@pytest.mark.parametrize("n", [10, 768, 8192, 20000, 50304])
+def test_a_loss_is_one_launch_with_its_mean(n, gradient):
+    for behind in (False, True):
+        g = mean_of(n, 2112, "bfloat16", gradient, behind)
+        (op,) = json.loads(_core.cuda_plan(g._core, WITHOUT_BLOCK, processors=132))["ops"]
+        assert op["op"] == "chain" and len(op["members"]) == 2
+
+
+def test_a_mean_that_would_keep_others_waiting_is_a_launch_of_its_own():
+    """A product reads the gradient, or the losses are many, or blocks."""
+    g = aicf.Graph("layer")
+    x, w = g.state("x", (2048, 64)), g.state("w", (1000, 64))
+    loss = aicf.cross_entropy(x @ w.T, g.state("labels", (2048,), "int64"))
+    g.output("loss", loss)
+    g.output("dw", aicf.grad(loss, [w])[0])
+    plan = json.loads(_core.cuda_plan(g._core, WITHOUT_BLOCK, processors=132))
+    assert not any(op["op"] == "chain" for op in plan["ops"])
+    assert len(launches(mean_of(10, 65536))) == 1
+    assert len(launches(mean_of(10, 65537))) == 2
+    assert len(launches(mean_of(8192, 16 * 132, "float32", True))) == 1
+    assert len(launches(mean_of(8192, 16 * 132 + 1, "float32", True))) == 2
+
+
+@needs_compiler
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("n", [64, 768, 8192, 20000, 50304])
+def test_kernels_that_add_their_losses_spill_nothing(n, arch):
+    for gradient in (False, True):
+        (program,) = _core.cuda_programs(
+            mean_of(n, 2112, gradient=gradient)._core, WITHOUT_BLOCK, 132, arch=arch
+        )
+        assert "add_losses<float, 2112>" in program
+        assert " 0 bytes spill stores" in _core.cuda_log(program, arch), (n, gradient)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
+@pytest.mark.parametrize(
+    ("n", "count"),
+    [
+        *((10, count) for count in (1, 2, 130, 511, 512, 513, 1024, 1151, 9000, 65536, 65537)),
+        *((n, 700) for n in (1, 64, 100, 513, 1030)),
+        *((n, 135) for n in (3000, 16384, 16388)),
+        *((n, 3) for n in (20001, 50304, 57348)),
+    ],
+)
+def test_bits_of_means(n, count, dtype):
+    """As apart and as on a CPU, in step after step: what blocks count is 0 again."""
+    for gradient, behind in ((False, True), (True, False)):
+        ends = []
+        runs = [("cpu", "default"), ("cuda", WITHOUT_BLOCK), ("cuda", [])]
+        for device, passes in runs[:2] if n * count > 100_000 else runs:
+            step = mean_of(n, count, dtype, gradient, behind).compile(
+                device=device, passes=passes, seed=1
+            )
+            all_runs = [{k: v.numpy() for k, v in step().items()} for _ in range(3)]
+            for k, v in all_runs[0].items():
+                assert all(v.tobytes() == again[k].tobytes() for again in all_runs[1:])
+            ends.append(all_runs[0])
+        for other in ends[1:]:
+            for name, value in ends[0].items():
+                alike(value, other[name])
