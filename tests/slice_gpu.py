@@ -31,6 +31,7 @@ import aicf
 import numpy as np
 import test_attention
 import test_chains
+import test_cuda_losses
 import test_cuda_lots
 import test_cuda_rows
 import test_cuda_rows_ahead
@@ -216,6 +217,10 @@ def families():
         "sums beside rows 768": built(test_row_sums.norm, (1900, 768)),
         "sums beside rows 8192": built(test_row_sums.norm, (640, 8192)),
         "losses 1000": built(test_cuda_rows.loss_of, 1000, 130),
+        "losses weighted 768": built(test_cuda_losses.weighted, 768, 1100, by="all"),
+        "losses weighted 8192": built(test_cuda_losses.weighted, 8192, 140, "float32"),
+        "losses weighted 16388": built(test_cuda_losses.weighted, 16388, 140),
+        "losses and their mean": built(test_cuda_losses.mean_of, 100, 1500, "float32"),
         "losses 40000": built(test_cuda_rows.loss_of, 40000, 9, "bfloat16"),
         "table": built(
             test_cuda_tables.graph_of, test_cuda_tables.MANY["bfloat16"] + 5, "bfloat16"
