@@ -1,6 +1,7 @@
 """Cross entropy on a GPU: what stays in the launch that makes a loss and its gradient."""
 
 import json
+import re
 
 import aicf
 import ml_dtypes
@@ -24,9 +25,10 @@ def logits_of(n, count, dtype="float32"):
     return z.astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
 
 
-def weighted(n, count, dtype="bfloat16", by="dy"):
+def weighted(n, count, dtype="bfloat16", by="dy", cut=0):
     """A loss whose gradient is multiplied: by a number that is given, a constant, one that is made
-    of another tensor; or goes on, with numbers of rows and of classes and a tensor, in between."""
+    of another tensor; or goes on, with numbers of rows and of classes and a tensor, in between; or
+    whose logits are made of others; or labels that do not count. `cut`: of where rows begin."""
     g = aicf.Graph(f"weighted {by}")
     rng = np.random.default_rng(count)
 
@@ -34,10 +36,12 @@ def weighted(n, count, dtype="bfloat16", by="dy"):
         held = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
         return g.state(name, shape, dtype, init=rng.standard_normal(shape).astype(held))
 
-    x = g.state("x", (count, n), dtype, init=logits_of(n, count, dtype))
+    x = g.state("x", (count, n + cut), dtype, init=logits_of(n + cut, count, dtype))[:, cut:]
     labels = rng.integers(-1, n + 1, count)
     labels[0] = n - 1
-    loss = aicf.cross_entropy(x, g.constant(labels))
+    z = aicf.relu(x * 0.5) if by == "made" else x
+    ignored = -1 if by == "ignored" else None
+    loss = aicf.cross_entropy(z, g.constant(labels), ignore_index=ignored)
     if by == "constant":
         (dx,) = aicf.grad(loss * 1024.0, [x])
     elif by == "late":
@@ -53,12 +57,21 @@ def weighted(n, count, dtype="bfloat16", by="dy"):
     return g
 
 
-BY = ("dy", "constant", "late", "all", "tanh")
+BY = ("dy", "constant", "late", "all", "tanh", "made", "ignored")
 
 
 def launches(g, **options):
+    """The steps of each launch's ops."""
     plan = json.loads(_core.cuda_plan(g._core, WITHOUT_BLOCK, processors=132, **options))
-    return [[step["op"] for step in op.get("body", [op])] for op in plan["ops"]]
+    return [
+        [step["op"] for one in op.get("members", [op]) for step in one.get("body", [one])]
+        for op in plan["ops"]
+    ]
+
+
+def has(found, steps):
+    """Whether a launch begins with some steps."""
+    return any(one[: len(steps)] == steps for one in found)
 
 
 def step_of(n, count, dtype, by):
@@ -87,9 +100,30 @@ def step_of(n, count, dtype, by):
 def test_a_gradient_times_a_number_stays_in_the_launch_of_its_loss(n, dtype):
     for by in ("dy", "constant", "rows"):
         found = launches(step_of(n, 300, dtype, by))
-        assert ["cross_entropy", "cross_entropy_grad", "mul"] in found, found
+        assert has(found, ["cross_entropy", "cross_entropy_grad", "mul"]), found
         assert sum("mul" in steps for steps in found) == 1
         assert len(found) == len(launches(step_of(n, 300, dtype, "one")))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("n", [10, 768, 50304])
+def test_logits_that_are_made_of_others_are_read_once(n, dtype):
+    for by, steps in {
+        "made": ["mul", "relu", "cross_entropy", "cross_entropy_grad", "mul", "relu_bwd", "mul"],
+        "ignored": ["where", "cross_entropy", "cross_entropy_grad", "mul", "where"],
+    }.items():
+        found = launches(weighted(n, 300, dtype, by))
+        assert has(found, steps), found
+
+
+def test_logits_that_others_read_are_stored():
+    g = aicf.Graph("both")
+    x, labels = g.state("x", (300, 768)), g.state("labels", (300,), "int64")
+    z = x * 0.5
+    g.output("dx", aicf.grad(aicf.cross_entropy(z, labels), [x])[0])
+    g.output("z", z)
+    found = launches(g)
+    assert not any({"cross_entropy", "cross_entropy_grad"} <= set(steps) for steps in found)
 
 
 def test_a_gradient_that_is_weighted_by_its_loss_waits_for_it():
@@ -150,13 +184,48 @@ def test_bits_of_a_weighted_loss(n, dtype):
 @pytest.mark.gpu
 def test_bits_of_a_weighted_loss_of_rows_that_blocks_take_in_turn():
     """Kept rows: blocks go on to further ones; where rows begin at no four elements."""
-    for by in ("dy", "all"):
+    for by, cut in (("dy", 0), ("all", 1)):
         ends = []
         for device in ("cpu", "cuda"):
-            step = weighted(16388, 300, "bfloat16", by).compile(device=device, checks="off", seed=1)
+            step = weighted(16388, 300, "bfloat16", by, cut).compile(
+                device=device, checks="off", seed=1
+            )
             ends.append({k: v.numpy() for k, v in step().items()})
         for name, value in ends[0].items():
             alike(value, ends[1][name])
+
+
+AHEAD = [(40, 135_200), (768, 12_672), (768, 12_679), (1500, 9000)]
+
+
+def test_rows_of_16_bits_are_read_ahead():
+    for n, count in AHEAD:
+        for rows, ahead in ((count, "256, "), (count // 4, "0, ")):
+            (program,) = (
+                one
+                for one in _core.cuda_programs(
+                    weighted(n, rows)._core, WITHOUT_BLOCK, 132, arch="sm_90a"
+                )
+                if "cross_entropy" in one
+            )
+            (call,) = re.findall(
+                r"cross_entropy_with_grad<float, HolderOf<[^>]*>, (\d+, )", program
+            )
+            assert call == ahead or (n > 1024 and call != "0, "), (n, rows, call)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("cut", [0, 1, 4])
+@pytest.mark.parametrize(("n", "count"), AHEAD)
+def test_bits_of_weighted_losses_of_rows_that_are_read_ahead(n, count, cut):
+    ends = []
+    for device in ("cpu", "cuda"):
+        step = weighted(n, count, "bfloat16", "all" if cut else "dy", cut).compile(
+            device=device, checks="off", seed=1
+        )
+        ends.append({k: v.numpy() for k, v in step().items()})
+    for name, value in ends[0].items():
+        alike(value, ends[1][name])
 
 
 # ---- the mean ------------------------------------------------------------------------------------
@@ -182,7 +251,7 @@ def mean_of(n, count, dtype="bfloat16", gradient=False, behind=False):
 @pytest.mark.parametrize("n", [10, 768, 8192, 20000, 50304])
 def test_a_loss_is_one_launch_with_its_mean(n, gradient):
     for behind in (False, True):
-        g = mean_of(n, 2112, "bfloat16", gradient, behind)
+        g = mean_of(n, 1056, "bfloat16", gradient, behind)
         (op,) = json.loads(_core.cuda_plan(g._core, WITHOUT_BLOCK, processors=132))["ops"]
         assert op["op"] == "chain" and len(op["members"]) == 2
 
@@ -198,8 +267,8 @@ def test_a_mean_that_would_keep_others_waiting_is_a_launch_of_its_own():
     assert not any(op["op"] == "chain" for op in plan["ops"])
     assert len(launches(mean_of(10, 65536))) == 1
     assert len(launches(mean_of(10, 65537))) == 2
-    assert len(launches(mean_of(8192, 16 * 132, "float32", True))) == 1
-    assert len(launches(mean_of(8192, 16 * 132 + 1, "float32", True))) == 2
+    assert len(launches(mean_of(8192, 8 * 132, "float32", True))) == 1
+    assert len(launches(mean_of(8192, 8 * 132 + 1, "float32", True))) == 2
 
 
 @needs_compiler
@@ -208,9 +277,9 @@ def test_a_mean_that_would_keep_others_waiting_is_a_launch_of_its_own():
 def test_kernels_that_add_their_losses_spill_nothing(n, arch):
     for gradient in (False, True):
         (program,) = _core.cuda_programs(
-            mean_of(n, 2112, gradient=gradient)._core, WITHOUT_BLOCK, 132, arch=arch
+            mean_of(n, 1056, gradient=gradient)._core, WITHOUT_BLOCK, 132, arch=arch
         )
-        assert "add_losses<float, 2112>" in program
+        assert "add_losses<float, 1056>" in program
         assert " 0 bytes spill stores" in _core.cuda_log(program, arch), (n, gradient)
 
 

@@ -232,7 +232,7 @@ KEPT = {
     "normalize_rows": {"false": [2], "true": [3]},  # around a mean
     "normalize_bwd_rows": {"false": [2, 2], "true": [2, 3]},
     "cross_entropy_rows": {"0": [2]},
-    "cross_entropy_with_grad": {None: [3]},
+    "cross_entropy_with_grad": {"0": [3]},
 }
 
 

@@ -144,28 +144,29 @@ bool plain_product(const View& a, const View& b, const Dims& result) {
     return result == shape;
 }
 
+size_t loss_step(const LoweredOp& op) {
+    const auto named = [](const RegionStep& step) { return step.def->name == "cross_entropy"; };
+    return static_cast<size_t>(std::find_if(op.body.begin(), op.body.end(), named) -
+                               op.body.begin());
+}
+
 bool loss_region(const LoweredOp& op) {
-    if (op.inputs.size() < 2 || op.body.size() < 2) return false;
-    const size_t at = op.body[0].def->name == "cast" ? 1 : 0;
+    const size_t at = loss_step(op);
     if (at + 2 > op.body.size()) return false;
     const int first = static_cast<int>(op.inputs.size()),
               inner = first + static_cast<int>(op.outputs.size());
     const RegionStep &loss = op.body[at], &grad = op.body[at + 1];
-    int logits = 0;
-    if (at == 1) {
-        const RegionStep& cast = op.body[0];
-        logits = cast.outputs.at(0);
-        if (cast.inputs != std::vector<int>{0} || !is_16_bit(op.inputs[0].dtype) ||
-            logits < inner || op.operand(logits).dtype != DType::f32)
-            return false;
-    }
-    if (loss.def->name != "cross_entropy" || grad.def->name != "cross_entropy_grad" ||
-        loss.inputs != std::vector<int>{logits, 1} || loss.outputs.size() != 3 ||
-        grad.inputs != std::vector<int>{logits, 1, loss.outputs[1], loss.outputs[2]})
+    if (grad.def->name != "cross_entropy_grad" || loss.inputs.size() != 2 ||
+        loss.outputs.size() != 3)
         return false;
-    // Of the gradient and what is made of it only the last lies in memory.
+    const int logits = loss.inputs[0], labels = loss.inputs[1];
+    if (labels >= first || (logits >= first && logits < inner) ||
+        grad.inputs != std::vector<int>{logits, labels, loss.outputs[1], loss.outputs[2]})
+        return false;
+    // Of what is made of elements only the last lies in memory.
     const Dims& shape = op.operand(logits).shape;
-    for (size_t i = at + 1; i < op.body.size(); i++) {
+    for (size_t i = 0; i < op.body.size(); i++) {
+        if (i == at) continue;
         const RegionStep& step = op.body[i];
         const int result = step.outputs.at(0);
         const bool last = i + 1 == op.body.size();
@@ -177,8 +178,6 @@ bool loss_region(const LoweredOp& op) {
     }
     return true;
 }
-
-size_t loss_step(const LoweredOp& op) { return op.body[0].def->name == "cast" ? 1 : 0; }
 
 bool updates_behind(const LoweredOp& op) {
     return !op.body.empty() && op.body.back().def->numbers > 0 && !anchor(op).optimizer;

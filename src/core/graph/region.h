@@ -30,9 +30,9 @@ bool adds_cuts(const LoweredOp& op, const RegionStep& step);
 /// Steps that make scalars of updates, alone.
 bool numbers_region(const LoweredOp& op);
 /// Cross entropy and its gradient on the same logits and labels; the gradient reads the row
-/// statistics (maximum and sum) of the loss. Optionally an upcast of the logits before, and
-/// pointwise steps after, of which the last alone is stored: a product with what the loss is
-/// weighted by, a downcast.
+/// statistics (maximum and sum) of the loss. Pointwise steps may make the logits, such as an
+/// upcast, and others follow the gradient, such as a product with what the loss is weighted by or a
+/// downcast; of these and the gradient the last alone is stored.
 bool loss_region(const LoweredOp& op);
 /// The step of such a region that makes the loss; the next one makes the gradient.
 size_t loss_step(const LoweredOp& op);

@@ -210,7 +210,7 @@ class RowText {
 
     /// Whether rows of 16 bits are read ahead, for teams that take enough of them.
     bool ahead() const {
-        if (limits_.one_block || limits_.most_warps < 32 || loss_region(op_)) return false;
+        if (limits_.one_block || limits_.most_warps < 32) return false;
         const bool norm = name_ == "normalize" || name_ == "normalize_mean";
         if (!norm && name_ != "softmax" && name_ != "log_softmax" && name_ != "cross_entropy")
             return false;
@@ -556,7 +556,9 @@ class RowText {
             text_.blocks = std::min<int64_t>(rows_, int64_t{limits_.processors} * team.resident);
         }
         const std::string type = team.type + ", ";
-        if (loss_region(op_)) return call("cross_entropy_with_grad", type, number_of(row_.at + 1));
+        if (loss_region(op_))
+            return call("cross_entropy_with_grad", cat(type, ahead_ ? text_.threads : 0, ", "),
+                        number_of(row_.at + 1));
         if (name_ == "cross_entropy_grad")
             return call("cross_entropy_grad_rows", type, number_of(row_.at));
         const bool softmax = !norm_ && name_ != "cross_entropy", log = name_.starts_with("log_");

@@ -488,27 +488,89 @@ struct GradientRow {
     __device__ __forceinline__ void operator()(int64_t i, A v) const { out(i, of(i, v)); }
 };
 
+/// What becomes of the exponentials of a row's logits: its part of the gradient.
+template <class A, int64_t N, class Out>
+struct ShareRow {
+    static constexpr bool spans = Out::spans;
+    typedef typename RowNumber<(N < (1 << 30))>::type Number;
+    Out out;
+    A sum, share;
+    Number label;  // or -1
+    template <int V>
+    __device__ __forceinline__ void shares(int64_t i, const A (&exps)[V], A (&grad)[V]) const {
+        const Number at = label - Number(i);  // a bit of the label's own
+        const uint32_t own = at >= 0 && at < V ? 1u << int(at) : 0u;
+        if (label >= 0) {  // or a choice for each element
+#pragma unroll
+            for (int j = 0; j < V; j++) {
+                grad[j] = exps[j];
+                if (own >> j & 1) grad[j] -= sum;
+                grad[j] *= share;
+            }
+        } else {
+#pragma unroll
+            for (int j = 0; j < V; j++) grad[j] = A(0);
+        }
+    }
+    template <int V>
+    __device__ __forceinline__ bool together() const {
+        return out.template together<V>();
+    }
+    template <int V, bool Together>
+    __device__ __forceinline__ void across(int64_t i, const A (&exps)[V]) const {
+        A grad[V];
+        shares(i, exps, grad);
+        out.template across<V, Together>(i, grad);
+    }
+    template <int V>
+    __device__ __forceinline__ void some(int64_t i, const A (&exps)[V]) const {
+        A grad[V];
+        shares(i, exps, grad);
+        out.some(i, grad);
+    }
+    __device__ __forceinline__ void operator()(int64_t i, A exp) const {
+        const A exps[1] = {exp};
+        some(i, exps);
+    }
+};
+
 /// Cross entropy and its gradient, which `put` takes and which may lie where the logits do.
-template <class A, class Team, class Shape, class Make, class Labels, class Loss, class Most,
-          class Sum, class Put>
+template <class A, class Team, int Ahead, class Shape, class Make, class Labels, class Loss,
+          class Most, class Sum, class Put>
 __device__ __forceinline__ void cross_entropy_with_grad(const Grid& grid, Make make, Labels labels,
                                                         Loss loss, Most set_most, Sum set_sum,
                                                         Put put, A scale) {
     extern __shared__ __align__(16) char bytes[];
     Team team{reinterpret_cast<A*>(bytes)};
-    Team::template each<Shape::rows>(grid, [&](int64_t r, bool mine) {
-        const auto row = make(r);
+    typedef decltype(team.take(make(0))) Row;
+    const auto one = [&](int64_t r, bool mine, const Row& x) {
         const auto out = put(r);  // and what it reads of the row
-        const auto x = team.take(row);
-        const LossParts<A> parts = loss_parts<A, Shape>(team, x);
+        constexpr bool Looks = looks<A, Team, Shape>;
+        const A most = most_of<A, Shape::narrow>(team, x);
+        bool near = false;
+        const auto exps = exps_of<Looks>(team, x, most, near);
+        const A sum = sum_where(team, exps, most);
         const int64_t label = labels(r);
         if (mine && team.leads())
-            store_loss<A, Shape>(parts, r, make, labels, loss, set_most, set_sum);
+            store_loss<A, Shape>(LossParts<A>{most, sum}, r, make, labels, loss, set_most, set_sum);
         Team::sync();  // the label's element is read before its gradient takes its place
-        if (mine)
-            team.put(x, GradientRow<A, Shape::n, looks<A, Team, Shape>, decltype(put(r))>(
-                            out, parts.most, parts.sum, scalar::div(scale, parts.sum), label));
-    });
+        const A share = scalar::div(scale, sum);
+        if constexpr (Team::holds) {
+            typedef ShareRow<A, Shape::n, decltype(put(r))> Shares;
+            const bool known = label >= 0 && label < Shape::n;
+            if (mine)
+                team.put(exps,
+                         Shares{out, sum, share, typename Shares::Number(known ? label : -1)});
+        } else if (mine) {
+            team.put(
+                x, GradientRow<A, Shape::n, Looks, decltype(put(r))>(out, most, sum, share, label));
+        }
+    };
+    if constexpr (Ahead > 0)
+        each_ahead<Team, Shape::rows, Ahead>(grid, make, one);
+    else
+        Team::template each<Shape::rows>(
+            grid, [&](int64_t r, bool mine) { one(r, mine, team.take(make(r))); });
 }
 
 /// Short rows, by the teams that hold them.

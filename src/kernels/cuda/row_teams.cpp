@@ -134,7 +134,8 @@ int kept_warps(const LoweredOp& op, const RowOp& row, const Limits& limits) {
         op.body.empty() && op.def->name == "softmax" && op.inputs[0].dtype == DType::bf16;
     if ((!softmax && !loss_region(op)) || limits.one_block || limits.most_warps < 32) return 0;
     if ((limits.major != 9 && limits.major != 10) || row.axes > 1) return 0;
-    const View &x = op.inputs[0],
+    if (row.at > 1 || (row.at == 1 && op.body[0].def->name != "cast")) return 0;
+    const View &x = op.inputs[static_cast<size_t>(row_reads(op, row, 0)[0])],
                &gradient = softmax ? op.outputs[0] : op.operand(op.body.back().outputs[0]);
     const int64_t leaves = ceil_div(row.n, kTreeLeaf);
     if (!is_16_bit(x.dtype) || x.strides[row.axis] != 1 || gradient.strides[row.axis] != 1 ||

@@ -29,6 +29,7 @@ struct RowHere {
 /// row is one.
 template <class Tail>
 struct GradientHere {
+    static constexpr bool spans = false;
     const Tail& tail;
     float* here;
     int64_t row;
@@ -239,7 +240,7 @@ __device__ __forceinline__ void loss_tail(const Grid& grid, const Tail& tail, co
             const auto put = [&](int64_t r) {
                 return GradientHere<Tail>{tail, grads + r * n, row_of(int(r)), r < rows};
             };
-            cross_entropy_with_grad<float, HolderOf<float, n, Lanes, 1>, TailShape<Rows, n>>(
+            cross_entropy_with_grad<float, HolderOf<float, n, Lanes, 1>, 0, TailShape<Rows, n>>(
                 Grid{0, 1, 32}, make, [&](int64_t r) { return labels[r]; },
                 [&](int64_t r, float v) {
                     if (r < rows) tail.loss(r0 + r, v);

@@ -74,7 +74,7 @@ constexpr int64_t kLastingTerms = 1 << 19;
 constexpr int64_t kAheadRows = 4;  // of a team, from which on it reads them ahead
 // Of losses whose mean is added by the last block of the kernel that makes them: rows at most, and
 // blocks of a processor, each of which waits at its end until what it has stored is seen by others.
-constexpr int64_t kLossRows = 1 << 16, kLossBlocks = 16;
+constexpr int64_t kLossRows = 1 << 16, kLossBlocks = 8;
 // Of softmax of rows that lanes hold in two pieces: warps of a block, rows of a team.
 constexpr int64_t kBriefWarps = 4, kBriefRows = 3;
 // Sums over rows beside a norm's gradient: elements of a row at least, its leaves at most, elements
