@@ -10,16 +10,28 @@ a graph of several steps takes over and over. TB/s count every byte that an op, 
 to read or write once; a ratio is the peer's time over ours in the same round: above 1, ours is
 faster. The slowest stand first.
 
-    ncu --profile-from-start off --clock-control none --csv --log-file FILE \\
-        --metrics smsp__inst_issued.sum,sm__cycles_elapsed.avg.per_second \\
+Two bounds stand beside each time. copy_us is what copies of the same bytes take: one for each pass
+of the op, the value's and the gradients', that reads half of the pass's bytes and writes the other
+half, replayed in the same way, with as many sets of operands. Of each the fastest counts: aicf's
+relu of bfloat16, PyTorch's compiled one, and of a pass of 0.5 GB and more, where a launch's start
+and end no longer matter, the rate of PyTorch's copy of 2 GB. Reading is faster than copying, so an
+op that writes little may take less.
+
+issue_us is what the instructions of the op's kernels take if each scheduler issues one in every
+cycle. Nsight Compute counts them, a step of each case once and alone:
+
+    ncu --profile-from-start off --csv --log-file FILE --metrics smsp__inst_issued.sum \\
         python bench/rows_gpu.py [section ...] --counted
 
-runs a step of each case once under Nsight Compute, alone; with --counts FILE a run then says how
-long the instructions of each take if a scheduler issues one in every cycle of the clock there.
+With --counts FILE a run then divides them by clock_mhz, the clock of the SMs while the case is
+replayed: in each round, behind the readings that are timed, as many replays run once more while the
+driver (NVML) is asked for the clock, and the median of all answers counts. Under load the GPU
+lowers it.
 """
 
 import argparse
 import csv
+import ctypes
 import datetime
 import itertools
 import json
@@ -37,9 +49,10 @@ import ml_dtypes
 import numpy as np
 from conftest import versions
 
-CLOCK = "sm__cycles_elapsed.avg.per_second"
+ISSUED = "smsp__inst_issued.sum"
 READING = 5e-3  # seconds at least
 SETS, FAR = 4, 200 << 20  # and bytes of all, several times what the L2 cache holds
+LARGE = 512 << 20  # bytes, from which on the rate of a copy of 2 GB bounds a copy, too
 BF16, F32 = "bfloat16", "float32"
 ROWS = ((16384, 8192), (4096, 50304), (1048576, 64), (16384, 768))
 SUMS = ((16384, 16384), (1048576, 256), (64, 4194304), (16777216, 16))
@@ -205,47 +218,56 @@ def beside(step):
     return {"share": step, "fresh": "*"} if step else {}
 
 
-def adam(case, number, first):
+def adam(case, number=0):
+    """The graph of an optimizer, what it is given, and the bytes of its only pass."""
     g = aicf.Graph(case.ours)
     names = [f"p{k} of {number}" for k in range(PARAMS)]
     params = {g.param(p, PARAM): g.state(f"g of {p}", PARAM) for p in names}
     g.update(params, getattr(aicf.optim, case.ours)(lr=1e-3))
-    step = g.compile(device="cuda", **beside(first))
-    step.bind(**{p: tensor(PARAM, F32, k) for k, p in enumerate(names)})
-    return step, 28 * PARAMS * math.prod(PARAM)
+    given = {p: (PARAM, F32, k) for k, p in enumerate(names)}
+    return g, given, [28 * PARAMS * math.prod(PARAM)]
+
+
+def graph_of(case, number=0):
+    """The graph of a set of operands, what tensor() is to make of each, and the bytes that each
+    pass has to move: the value's, and the gradients'."""
+    if case.section == "adam":
+        return adam(case, number)
+    g = aicf.Graph(case.section)
+    values, given = {}, {}
+    for name, (shape, kind) in case.operands.items():
+        dtype = kind if isinstance(kind, str) else "int64"
+        values[name] = g.state(f"{name} of {number}", shape, dtype)
+        given[values[name].name] = (shape, kind)
+
+    def size(*some):
+        return sum(math.prod(v.shape) * BYTES[v.dtype] for v in some)
+
+    y = case.ours(aicf, **values)
+    g.output("y", y)
+    passes = [size(*values.values(), y)]
+    if "embedding" in case.name:  # the rows that are read, not the table
+        passes[0] += size(y) - size(values["w"])
+    if case.gradients:
+        dy = g.state(f"dy of {number}", y.shape, y.dtype)
+        given[dy.name] = (y.shape, y.dtype, 1)
+        floats = [v for v in values.values() if v.dtype != "int64"]
+        slopes = aicf.grad(y, floats, dy)
+        for k, dx in enumerate(slopes):
+            g.output(f"d{k}", dx)
+        # The gradients of rows follow from the operands.
+        again = values.values() if case.section == "rows" else ()
+        passes.append(size(*again, dy, *slopes))
+    return g, given, passes
 
 
 def ours(case, number=0, first=None):
-    """A compiled step of a set of operands, on the stream of the first one's step, and the bytes
-    that it has to move."""
-    if case.section == "adam":
-        return adam(case, number, first)
-    g = aicf.Graph(case.section)
-    values, moved, given = {}, 0, {}
-    for name, (shape, kind) in case.operands.items():
-        dtype = kind if isinstance(kind, str) else "int64"
-        moved += math.prod(shape) * BYTES[dtype]
-        values[name] = g.state(f"{name} of {number}", shape, dtype)
-        given[values[name].name] = (shape, kind)
-    y = case.ours(aicf, **values)
-    g.output("y", y)
-    moved += math.prod(y.shape) * BYTES[y.dtype]
-    if case.gradients:
-        if case.section == "rows":  # whose gradients follow from the operands
-            moved += sum(math.prod(v.shape) * BYTES[v.dtype] for v in values.values())
-        dy = g.state(f"dy of {number}", y.shape, y.dtype)
-        given[dy.name] = (y.shape, y.dtype, 1)
-        moved += math.prod(y.shape) * BYTES[y.dtype]
-        floats = [v for v in values.values() if v.dtype != "int64"]
-        for k, dx in enumerate(aicf.grad(y, floats, dy)):
-            g.output(f"d{k}", dx)
-            moved += math.prod(dx.shape) * BYTES[dx.dtype]
-    if "embedding" in case.name:  # the rows that are read, not the table
-        shape, dtype = case.operands["w"]
-        moved += (math.prod(y.shape) - math.prod(shape)) * BYTES[dtype]
-    step = g.compile(device="cuda", checks="off", **beside(first))
+    """A compiled step of a set of operands, on the stream of the first one's step."""
+    g, given, _ = graph_of(case, number)
+    options = {} if case.section == "adam" else {"checks": "off"}
+    step = g.compile(device="cuda", **options, **beside(first))
     step.bind(**{name: tensor(*spec) for name, spec in given.items()})
-    return step, moved
+    return step
 
 
 def counted(chosen):
@@ -254,7 +276,7 @@ def counted(chosen):
 
     every = list(cases())
     for number in chosen:
-        step, _ = ours(every[number])
+        step = ours(every[number])
         step.replay(3)
         step.synchronize()
         torch.cuda.profiler.start()
@@ -265,31 +287,26 @@ def counted(chosen):
         torch.cuda.empty_cache()
 
 
-def issue_times(path, chosen):
-    """{case: microseconds that its instructions take at one a cycle of each scheduler} of a file of
+def issue_cycles(path, chosen):
+    """{case: cycles that its instructions take at one a cycle of each scheduler} of a file of
     Nsight Compute."""
     import torch
 
     lines = path.read_text().splitlines()
     first = next(i for i, line in enumerate(lines) if line.startswith('"ID"'))
-    kernels = {}
-    for row in csv.DictReader(lines[first:]):
-        metrics = kernels.setdefault(row["ID"], {"name": row["Kernel Name"]})
-        value = float(row["Metric Value"].replace(",", ""))
-        if row["Metric Name"] == CLOCK:
-            value *= {"hz": 1.0, "mhz": 1e6, "ghz": 1e9}[row["Metric Unit"].lower()]
-        metrics[row["Metric Name"]] = value
     every, found, number = list(cases()), {}, -1
     schedulers = 4 * torch.cuda.get_device_properties(0).multi_processor_count
-    for kernel in kernels.values():
-        if "aicf" not in kernel["name"]:
+    for row in csv.DictReader(lines[first:]):
+        if row["Metric Name"] != ISSUED:
+            continue
+        if "aicf" not in row["Kernel Name"]:
             number += 1
             if number == len(chosen):
                 raise SystemExit(f"{path}: more cases than the {number} of this run; need the same")
             found[every[chosen[number]].name] = 0.0
             continue
-        cycles = kernel["smsp__inst_issued.sum"] / schedulers
-        found[every[chosen[number]].name] += cycles / kernel[CLOCK] * 1e6
+        issued = float(row["Metric Value"].replace(",", ""))
+        found[every[chosen[number]].name] += issued / schedulers
     if len(found) != len(chosen):
         raise SystemExit(f"{path}: {len(found)} cases, this run has {len(chosen)}; need the same")
     return found
@@ -300,6 +317,13 @@ def theirs(case, sets=1):
     import torch
 
     function = torch.compile(lambda **xs: case.theirs(torch, torch.nn.functional, **xs))
+    return captured_sets(case, function, sets)
+
+
+def captured_sets(case, function, sets):
+    """What replays graphs of a function, one of each set of operands."""
+    import torch
+
     # On one stream from the first call on: autograd runs where the tensors were made.
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -364,9 +388,10 @@ def in_turn(replays):
     return replay
 
 
-def take_turns(calls, rounds, most=200):
+def take_turns(calls, rounds, most=200, watch=None):
     """{name: seconds of one call in each round}; calls: {name: (replay n times, wait)}; most: of
-    calls in a reading."""
+    calls in a reading; watch: called with the seconds that a reading of the first one's calls
+    takes while these run once more, not timed."""
 
     def reading(name, n):
         replay, wait = calls[name]
@@ -376,6 +401,7 @@ def take_turns(calls, rounds, most=200):
         return (time.perf_counter() - start) / n
 
     times, taken = {}, {name: [] for name in calls}
+    first = next(iter(calls))
     for name in calls:
         reading(name, 2)
         times[name] = max(2, min(most, int(READING / max(reading(name, 2), 1e-6))))
@@ -383,7 +409,47 @@ def take_turns(calls, rounds, most=200):
         for name in list(calls)[:: 1 if turn % 2 else -1]:
             reading(name, 1)
             taken[name].append(min(reading(name, times[name]) for _ in range(3)))
+            if watch and name == first:
+                replay, wait = calls[name]
+                replay(times[name])
+                watch(taken[name][-1] * times[name])
+                wait()
     return taken
+
+
+class Clock:
+    """Asks the driver's management library (NVML) for the clock of the SMs."""
+
+    def __init__(self):
+        import torch
+
+        try:
+            self.library = ctypes.CDLL("libnvidia-ml.so.1")
+        except OSError as error:
+            raise SystemExit(f"no clock without the driver's management library: {error}") from None
+        p = torch.cuda.get_device_properties(0)
+        bus = f"{p.pci_domain_id:08x}:{p.pci_bus_id:02x}:{p.pci_device_id:02x}.0"
+        self.device = ctypes.c_void_p()
+        self.ask("nvmlInit_v2")
+        self.ask("nvmlDeviceGetHandleByPciBusId_v2", bus.encode(), ctypes.byref(self.device))
+        self.answers = []
+
+    def ask(self, function, *arguments):
+        if error := getattr(self.library, function)(*arguments):
+            raise SystemExit(f"{function}: error {error}")
+
+    def watch(self, seconds):
+        """Notes the clock for most of so many seconds, in which the GPU is busy."""
+        end = time.perf_counter() + 0.8 * seconds
+        while time.perf_counter() < end:
+            mhz = ctypes.c_uint()
+            self.ask("nvmlDeviceGetClockInfo", self.device, 1, ctypes.byref(mhz))  # 1: of SMs
+            self.answers.append(mhz.value)
+
+    def taken(self):
+        """The median of what was noted since it was asked last."""
+        answers, self.answers = self.answers, []
+        return statistics.median(answers)
 
 
 def compiled(chosen, alone):
@@ -407,26 +473,60 @@ def compile_beside(chosen, jobs, alone):
         list(pool.map(compiled, [chosen[job::jobs] for job in range(jobs)], [alone] * jobs))
 
 
-def measured(case, rounds, alone, sets):
+def measured(case, rounds, sets, peer=None, clock=None):
+    """A row of the table; peer: what theirs() is of the case, if it is timed; clock: a Clock."""
     import torch
 
-    step, moved = ours(case)
+    passes = graph_of(case)[2]
+    moved = sum(passes)
     if sets > 1:
         sets = max(sets, -(-FAR // moved))
-    steps = [step, *(ours(case, number, step)[0] for number in range(1, sets))]
+    step = ours(case)
+    steps = [step, *(ours(case, number, step) for number in range(1, sets))]
     calls = {"aicf": (in_turn([s.replay for s in steps]), step.synchronize)}
     if sets == 1:
         calls["aicf"] = (step.replay, step.synchronize)
-    if not alone:
-        calls["torch.compile"] = (in_turn(theirs(case, sets)), torch.cuda.synchronize)
-    taken = take_turns(calls, rounds)
+    if peer:
+        calls["torch.compile"] = (in_turn(peer(case, sets)), torch.cuda.synchronize)
+    taken = take_turns(calls, rounds, watch=clock and clock.watch)
     us = {name: statistics.median(seconds) * 1e6 for name, seconds in taken.items()}
     row = {"section": case.section, "case": case.name, "us": us, "ratio": {}}
     row["tb_s"] = {name: moved / time / 1e6 for name, time in us.items()}
     for name in list(taken)[1:]:
         ratios = [t / s for s, t in zip(taken["aicf"], taken[name], strict=True)]
         row["ratio"][name] = [statistics.median(ratios), min(ratios), max(ratios)]
+    if clock:
+        row["clock_mhz"] = clock.taken()
     return row
+
+
+def copy_case(moved):
+    """Moves so many bytes, half of which it reads."""
+    return Case(
+        "copies",
+        f"copy of {moved} bytes",
+        {"x": ((-(-moved // 32) * 8,), BF16)},
+        lambda a, x: a.relu(x),
+        lambda t, f, x: t.relu(x),
+    )
+
+
+def copy_times(counts, rounds, sets, rate, alone):
+    """{bytes: the least microseconds that a copy of so many takes}; rate: TB/s of a large one."""
+    import torch
+
+    relu = torch.compile(torch.relu, dynamic=True)  # one kernel for all sizes
+
+    def peer(case, sets):
+        return captured_sets(case, lambda x: relu(x), sets)
+
+    least = {}
+    for moved in sorted(set(counts)):
+        row = measured(copy_case(moved), rounds, sets, None if alone else peer)
+        us = list(row["us"].values()) + [moved / rate / 1e6] * (moved >= LARGE)
+        least[moved] = min(us)
+        torch.cuda.empty_cache()
+    return least
 
 
 def copy_rate(n=1 << 28):
@@ -471,19 +571,25 @@ def main():
         print(f"compiled in {time.perf_counter() - start:.0f} s", flush=True)
     if args.counted:
         return counted(chosen)
-    issue = issue_times(args.counts, chosen) if args.counts else {}
-    copy = copy_rate()
-    print(f"copy: {copy:.2f} TB/s", flush=True)
-    rows = []
+    cycles = issue_cycles(args.counts, chosen) if args.counts else {}
+    rate = copy_rate()
+    print(f"copy of 2 GB: {rate:.2f} TB/s", flush=True)
+    every = list(cases())
+    passes = {number: graph_of(every[number])[2] for number in chosen}
+    counts = itertools.chain.from_iterable(passes.values())
+    copies = copy_times(counts, args.rounds, args.sets, rate, args.alone)
+    rows, clock = [], Clock()
     for number in chosen:
-        case = list(cases())[number]
-        rows.append(row := measured(case, args.rounds, args.alone, args.sets))
-        if issue:
-            row["issue_us"] = issue[case.name]
-        peer = row["ratio"].get("torch.compile", [math.nan])[0]
+        case = every[number]
+        peer = None if args.alone else theirs
+        rows.append(row := measured(case, args.rounds, args.sets, peer, clock))
+        row["copy_us"] = sum(copies[moved] for moved in passes[number])
+        if cycles:
+            row["issue_us"] = cycles[case.name] / row["clock_mhz"]
+        ratio = row["ratio"].get("torch.compile", [math.nan])[0]
         print(
             f"{row['case']:<72} {row['us']['aicf']:9.1f} us {row['tb_s']['aicf']:6.2f} TB/s"
-            f" {row['tb_s']['aicf'] / copy:5.2f} of a copy {peer:6.2f} of torch.compile",
+            f" {row['copy_us'] / row['us']['aicf']:5.2f} of a copy {ratio:6.2f} of torch.compile",
             flush=True,
         )
         torch.compiler.reset()
@@ -496,7 +602,7 @@ def main():
                 "versions": versions(),
                 "rounds": args.rounds,
                 "sets": args.sets,
-                "copy_tb_s": copy,
+                "copy_tb_s": rate,
             }
             rows.sort(key=lambda row: row["ratio"].get("torch.compile", [math.inf])[0])
             args.json.write_text(json.dumps(about | {"rows": rows}, indent=1) + "\n")

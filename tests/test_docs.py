@@ -178,6 +178,16 @@ def test_figures_are_those_of_the_results(page, monkeypatch):
     assert tables.filled(text) == text, "run: python bench/tables.py"
 
 
+def test_a_row_is_compared_with_a_copy_of_its_bytes(monkeypatch):
+    """Of its passes' bytes, or in an older file with the rate of a large copy."""
+    monkeypatch.syspath_prepend(ROOT / "bench")
+    import tables
+
+    row = {"us": {"aicf": 16.0}, "tb_s": {"aicf": 3.0}}
+    assert tables.of_copy({"copy_tb_s": 4.0}, row) == 0.75
+    assert tables.of_copy({"copy_tb_s": 4.0}, row | {"copy_us": 14.0}) == 0.875
+
+
 def test_a_case_is_named_beside_its_first_peer(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "bench")
     import tables
