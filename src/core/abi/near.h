@@ -6,8 +6,9 @@
 
 namespace aicf::scalar {
 
-// The bits of sin, cos, exp and sigmoid where these need no long reduction and no bounds. `near`
-// says whether all numbers were such ones, none a NaN; other types have no such forms.
+// The bits of sin, cos, exp and sigmoid, and of the short forms of the first two, where these need
+// no long reduction and no bounds. `near` says whether all numbers were such ones, none a NaN;
+// other types have no such forms.
 #define AICF_NEAR(fn)                                   \
     template <class T>                                  \
     AICF_HD T fn##_near(const Constants&, bool&, T x) { \
@@ -17,6 +18,8 @@ AICF_NEAR(sin)
 AICF_NEAR(cos)
 AICF_NEAR(exp)
 AICF_NEAR(sigmoid)
+AICF_NEAR(sin_brain)
+AICF_NEAR(cos_brain)
 #undef AICF_NEAR
 template <class T>
 AICF_HD T tanh(const Constants&, T x) {
@@ -35,6 +38,14 @@ AICF_HD float sin_near(const Constants& c, bool& near, float x) {
 AICF_HD float cos_near(const Constants&, bool& near, float x) {
     near &= abs(x) <= kSinFastLimit;
     return cos_fast(x, reduce_fast(x));
+}
+AICF_HD float sin_brain_near(const Constants&, bool& near, float x) {
+    near &= abs(x) <= kSinFastLimit;
+    return sin_brain_fast(x);
+}
+AICF_HD float cos_brain_near(const Constants&, bool& near, float x) {
+    near &= abs(x) <= kSinFastLimit;
+    return cos_brain_fast(x);
 }
 // e^x 2^more, a normal number: the exponent is added to by one operation.
 AICF_HD float exp_shifted(float x, float more, const Constants& c = {}) {

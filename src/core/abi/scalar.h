@@ -482,6 +482,8 @@ AICF_HD float cos(float x) {
     if (!(abs(x) <= 0x1.fffffep127f)) return x - x;
     return sin_of(reduce_huge(x), 1);
 }
+AICF_HD float sin_brain(float x) { return abs(x) <= kSinFastLimit ? sin_brain_fast(x) : sin(x); }
+AICF_HD float cos_brain(float x) { return abs(x) <= kSinFastLimit ? cos_brain_fast(x) : cos(x); }
 
 // ---- pow ---------------------------------------------------------------------------------------
 

@@ -90,11 +90,27 @@ AICF_HD float tanh_brain(float x) {
     const float over = horner(s, 135135.0f, 17325.0f, 378.0f, 1.0f);
     return c * over * near_reciprocal(horner(s, 135135.0f, 62370.0f, 3150.0f, 28.0f));
 }
+// (-1)^n sin(x - k pi) for k up to 2^15; n stands in the lowest bit of `last`. Both factors of k
+// are positive, which keeps the sign of a zero.
+AICF_HD float sin_brain_of(float x, float k, uint32_t last) {
+    const float r = fma(k, -0x1.4442d2p-23f, fma(k, -0x1.921fb4p1f, x)), s = r * r;
+    const float y = r * horner(s, 0.999999046f, -0.16665554f, 0.008311891f, -0.00018487878f);
+    return from_bits(bits(y) + (last << 31));
+}
+// sin and cos of |x| <= kSinFastLimit.
+AICF_HD float sin_brain_fast(float x) {
+    const float magic = 0x1.8p23f, big = fma(x, 0.318309886f, magic);
+    return sin_brain_of(x, big - magic, bits(big));
+}
+AICF_HD float cos_brain_fast(float x) {
+    const float magic = 0x1.8p23f, big = fma(x, 0.318309886f, 0.5f) + magic;
+    return sin_brain_of(x, big - magic - 0.5f, bits(big));
+}
 
 }  // namespace aicf::scalar
 
 // The pointwise functions of one operand with such a form where operand and result are bfloat16.
-#define AICF_POINTWISE_BRAIN(X) X(exp) X(sigmoid) X(silu) X(tanh)
+#define AICF_POINTWISE_BRAIN(X) X(exp) X(sigmoid) X(silu) X(tanh) X(sin) X(cos)
 
 // The pointwise functions with such a form: X(name, arity). They take it where operands and result
 // have 16 bits, and that of scalar.h, rounded, elsewhere.

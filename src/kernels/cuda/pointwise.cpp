@@ -18,7 +18,7 @@ constexpr int64_t kLotOperands = 4;       // of two vectors of each, what regist
 constexpr double kLotInstructions = 128;  // of an element, up to which a loop's are worth sparing
 // Instructions of an element from which on a thread asks for two vectors at once; threads and
 // blocks of a processor then, of 16 bits and of float32.
-constexpr double kPairInstructions = 16;
+constexpr double kPairInstructions = 13;
 constexpr int kPairResident = 8, kWidePairThreads = 128, kWidePairResident = 12;
 
 /// How the elements of an operand are reached in the merged iteration space.
@@ -405,7 +405,7 @@ class PointwiseText {
     /// with exponentials that are normal numbers; nothing where there are none.
     Way taken_near(std::string compute, bool normal = false) {
         if (wide_type(out_.dtype) != std::string("float")) return {};
-        std::vector<std::string> names = {"sin", "cos"};
+        std::vector<std::string> names = {"sin", "cos", "sin_brain", "cos_brain"};
         if (op_.body.size() > 3) names.insert(names.end(), {"exp", "sigmoid"});
         const auto taken = compute.size();
         const NearLimits shared = op_.body.size() > 3 ? shared_limits(normal) : NearLimits{};
@@ -427,8 +427,8 @@ class PointwiseText {
                  (at = compute.find(cat("scalar::", name, "("), at)) != std::string::npos;)
                 compute.replace(at, name.size() + 9, cat("scalar::", name, "_near(near, "));
         if (compute.size() == taken) return {};
-        for (const char* name : {"sin_near", "cos_near", "exp_near", "exp_normal", "sigmoid_near",
-                                 "tanh", "tanh_bounded"})
+        for (const char* name : {"sin_near", "cos_near", "sin_brain_near", "cos_brain_near",
+                                 "exp_near", "exp_normal", "sigmoid_near", "tanh", "tanh_bounded"})
             compute = replaced(compute, cat("scalar::", name, "("),
                                cat("scalar::", name, "(constants, "));
         text_.body += shared.limits;
