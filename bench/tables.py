@@ -297,8 +297,8 @@ def loops_h200():
 
 
 def of_copy(run, row):
-    """The time of a copy of each pass's bytes over that of the row; in a file of before 2026-11-30
-    the rate of a copy of 2 GB instead."""
+    """The time of a copy of each pass's bytes over that of the row; of an older file, which has no
+    such times, the row's rate over that of a copy of 2 GB."""
     if "copy_us" in row:
         return row["copy_us"] / row["us"]["aicf"]
     return row["tb_s"]["aicf"] / run["copy_tb_s"]
