@@ -108,8 +108,10 @@ PAIRS = 2 * LOTS  # elements of 16 bits from which on an H100 takes two vectors 
         (aicf.relu, PAIRS, "float16", False),
         (lambda x: aicf.gelu(x, approximate="tanh"), PAIRS, BF16, True),
         (lambda x: aicf.exp(x) * x, PAIRS, "float16", True),
+        (lambda x: aicf.sin(x * 1.7 + 0.3), PAIRS, BF16, True),
+        (lambda x: aicf.sin(x * 1.7), PAIRS, BF16, False),
     ],
-    ids=["exp", "few", "short form", "float32", "light", "gelu", "chain"],
+    ids=["exp", "few", "short form", "float32", "light", "gelu", "chain", "13", "12"],
 )
 def test_what_takes_pairs(make, count, dtype, pairs):
     """Programs of 16 bits whose instructions are many, but fewer than pass while memory moves."""

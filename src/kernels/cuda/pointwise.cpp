@@ -18,7 +18,7 @@ constexpr int64_t kLotOperands = 4;       // of two vectors of each, what regist
 constexpr double kLotInstructions = 128;  // of an element, up to which a loop's are worth sparing
 // Instructions of an element from which on a thread asks for two vectors at once; threads and
 // blocks of a processor then, of 16 bits and of float32.
-constexpr double kPairInstructions = 13;
+constexpr double kPairInstructions = 13, kWidePairInstructions = 16;
 constexpr int kPairResident = 8, kWidePairThreads = 128, kWidePairResident = 12;
 
 /// How the elements of an operand are reached in the merged iteration space.
@@ -468,7 +468,9 @@ class PointwiseText {
     bool takes_pairs() const {
         return reads_one() && dtype_size(out_.dtype) * width_ == 16 &&
                (is_16_bit(out_.dtype) || out_.dtype == DType::f32) &&
-               instructions_of(op_) >= kPairInstructions && count_ < int64_t{1} << 31 &&
+               instructions_of(op_) >=
+                   (is_16_bit(out_.dtype) ? kPairInstructions : kWidePairInstructions) &&
+               count_ < int64_t{1} << 31 &&
                count_ >= kLotBlocks * limits_.processors * kThreads * width_ * 2;
     }
     /// Of a block that takes lots. In float32 small blocks of pairs keep the most on its way.
