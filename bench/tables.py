@@ -327,6 +327,10 @@ def rows_gpu():
     return rows(load("rows_gpu"))
 
 
+def rows_gpu_first():
+    return rows(load("rows_gpu_first"))
+
+
 def rows_h200():
     return rows(load("rows_h200"))
 
@@ -472,9 +476,14 @@ def glance():
         ("rows_h200", "moves", "[Concat, embedding, index_add](#indexing-and-scans)"),
         ("rows_h200", "scans", "[Scans and argmax](#indexing-and-scans)"),
     ):
-        run = load(name)
-        cases = [(r["ratio"][peer][0], r["case"]) for r in run["rows"] if r["section"] == section]
-        add(what, f"`{peer}`", [run], cases)
+        runs = [load(name)] + [load("rows_gpu_first")] * (section in ("rows", "chains"))
+        cases = [
+            (r["ratio"][peer][0], r["case"])
+            for run in runs
+            for r in run["rows"]
+            if r["section"] == section
+        ]
+        add(what, f"`{peer}`", runs, cases)
     run = load("functions_gpu")
     peer = "the faster of PyTorch and `torch.compile`"
     add("[Common functions, GPU](#common-functions)", peer, [run], fastest(run["rows"]))
