@@ -311,3 +311,14 @@ def test_bits_of_means(n, count, dtype):
         for other in ends[1:]:
             for name, value in ends[0].items():
                 alike(value, other[name])
+
+
+@pytest.mark.gpu
+def test_a_step_with_its_mean_from_a_file(tmp_path):
+    step = mean_of(100, 1500, "bfloat16", True).compile(device="cuda", passes=WITHOUT_BLOCK)
+    step.export(tmp_path / "step.aicf")
+    again = aicf.load_step(tmp_path / "step.aicf")
+    for _ in range(2):
+        want, got = step(), again()
+        for name, value in want.items():
+            assert value.numpy().tobytes() == got[name].numpy().tobytes()
