@@ -292,6 +292,7 @@ def test_kernels_that_add_their_losses_spill_nothing(n, arch):
         *((10, count) for count in (1, 2, 130, 511, 512, 513, 1024, 1151, 9000, 65536, 65537)),
         *((n, 700) for n in (1, 64, 100, 513, 1030)),
         *((n, 135) for n in (3000, 16384, 16388)),
+        *((3000, 8 * 132 + more) for more in (0, 1)),  # a block each, of float32
         *((n, 3) for n in (20001, 50304, 57348)),
     ],
 )

@@ -669,8 +669,7 @@ AICF_HD float weight_step(float before, float after) {
     const float kept = d >= -126.0f ? d : -127.0f;
     return from_bits(static_cast<uint32_t>(static_cast<int32_t>(kept) + 127) << 23);
 }
-// What the weights of a row are divided by, NaN where a score was none, as one factor; 0 where all
-// is hidden.
+// What a row's weights are divided by, as one factor: NaN if a score was none, 0 if all is hidden.
 AICF_HD float weight_share(float top, float sum) {
     return top == from_bits(0xff800000u) ? 0.0f : div(1.0f, sum + (top - top));
 }
@@ -698,8 +697,7 @@ AICF_HD T adam_p(T p, T m, T v, T bc1_inv, T bc2_inv, T lr, T eps) {
     return fma(-lr, div(m * bc1_inv, sqrt(v * bc2_inv) + eps), p);
 }
 
-// 1 / (1 - beta^step), powered by squaring with plain products; four at a time, since a branch
-// takes longer than a square that is not needed.
+// 1 / (1 - beta^step), by squaring; four at a time: a branch takes longer than an unneeded square.
 AICF_HD double bias_corr(double beta, int32_t step) {
     constexpr int lot = 4;
     double power = 1.0;
