@@ -30,6 +30,8 @@ struct Api {
     Self* self;
     /// Comes to a barrier of `threads` threads (0: all there are), and waits for the others or not.
     void (*barrier)(u32 id, u32 threads, bool waits);
+    /// All threads of the block: whether any brings true.
+    bool (*any)(bool one);
     /// Until all threads of the cluster have come.
     void (*cluster_barrier)(bool orders);
     /// Until a word is not what was seen.

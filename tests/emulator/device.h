@@ -134,6 +134,7 @@ inline void* __nv_cvta_shared_to_generic_impl(emulated::u64 at) {
 }
 
 inline void __syncthreads() { emulated::emulated_api.barrier(0, 0, true); }
+inline int __syncthreads_or(int one) { return emulated::emulated_api.any(one != 0); }
 inline void __syncwarp(emulated::u32 mask = ~0u) {
     emulated::emulated_api.exchange(mask, "", 1, true);
 }

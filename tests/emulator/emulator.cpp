@@ -152,6 +152,7 @@ struct Block {
     std::shared_ptr<Cluster> cluster;
     std::vector<size_t> order;  // of their turns
     Barrier barriers[16];
+    bool any[2] = {};  // of what threads bring to the first one, by turn
     std::vector<std::vector<std::unique_ptr<Meeting>>> warps;
     char* shared = nullptr;
     char* stacks = nullptr;
@@ -206,6 +207,14 @@ void barrier(u32 id, u32 threads, bool waits) {
     if (id >= 16 || threads % 32) broken("a barrier that there is not");
     Block& block = *current->block;
     come(block.barriers[id], threads ? threads : block.left, waits);
+}
+bool any(bool one) {
+    Block& block = *current->block;
+    const Barrier& at = block.barriers[0];
+    bool& all = block.any[at.turn % 2];
+    all = one || (at.come > 0 && all);
+    barrier(0, 0, true);
+    return all;
 }
 void cluster_barrier(bool orders) {
     Cluster& cluster = *current->block->cluster;
@@ -612,27 +621,17 @@ void* load(const void* image) {
     if (!library) broken(dlerror());
     files[library] = file;  // while it is open no other library has its name
     *static_cast<Api*>(dlsym(library, "emulated_api")) = {
-        nullptr,
-        barrier,
-        cluster_barrier,
-        wait_for,
-        exchange,
-        copy,
-        commit,
-        arrived,
-        settled,
-        looked,
-        global,
-        mma,
-        static_cast<u32>(std::strtoul(std::getenv("EMULATED_ORDER") ?: "0", nullptr, 10)),
-        touched,
-        made,
-        released,
-        acquired,
-        ended,
-        brought,
-        reads,
-        read};
+        nullptr,  barrier,
+        any,      cluster_barrier,
+        wait_for, exchange,
+        copy,     commit,
+        arrived,  settled,
+        looked,   global,
+        mma,      static_cast<u32>(std::strtoul(std::getenv("EMULATED_ORDER") ?: "0", nullptr, 10)),
+        touched,  made,
+        released, acquired,
+        ended,    brought,
+        reads,    read};
     return library;
 }
 void unload(void* library) {
@@ -648,6 +647,10 @@ Kernel kernel_of(void* library, const char* name) {
     if (!entry || !cluster) broken("no kernel " + wanted);
     return {library, reinterpret_cast<void (*)(const void*)>(entry),
             reinterpret_cast<unsigned (*)()>(cluster)(), name};
+}
+
+size_t static_shared(const Kernel& kernel) {
+    return *static_cast<const u32*>(dlsym(kernel.library, "emulated_static_shared"));
 }
 
 void run(const Kernel& kernel, const void* block, Size size, const std::vector<Bytes>& written) {

@@ -31,6 +31,8 @@ struct Bytes {
 /// `unsettled`: what a kernel wrote that may still run when this one begins. A cluster finds
 /// it there once one of its threads has waited for that kernel, and NaN before.
 void run(const Kernel& kernel, const void* block, Size size, const std::vector<Bytes>& unsettled);
+/// Bytes of static shared memory, of what has run.
+size_t static_shared(const Kernel& kernel);
 /// True for the images that load() takes, false for those of a GPU.
 bool is_host(const void* image);
 

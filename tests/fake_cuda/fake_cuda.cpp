@@ -178,6 +178,9 @@ void use_block(const char* block, CUstream stream) {
         broken("a workspace on a stream that nothing orders behind another one's use");
 }
 
+/// Shared memory that a block may have, in bytes.
+size_t most_of_a_block() { return (number("FAKE_CUDA_MAJOR", 9) >= 9 ? 227 : 163) * size_t{1024}; }
+
 void check_size(CUfunction function, unsigned blocks, unsigned threads, unsigned shared) {
     if (!functions.count(function)) broken("a launch of no function");
     const auto asked = most_shared.find(function);
@@ -196,6 +199,8 @@ void run_kernel(CUfunction function, unsigned blocks, unsigned threads, size_t s
     std::memcpy(aligned, block, bytes);
     emulated::run(code->second, aligned, {blocks, threads, shared}, unsettled);
     std::free(aligned);
+    if (shared + emulated::static_shared(code->second) > most_of_a_block())
+        broken("more shared memory than a block has, dynamic and static");
 }
 
 /// The device's memory whose address a kernel is given, by whole allocations.
@@ -587,8 +592,7 @@ CUresult cuModuleGetFunction(CUfunction* function, CUmodule module, const char* 
 CUresult cuFuncSetAttribute(CUfunction function, CUfunction_attribute which, int value) {
     LOCK;
     if (which == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES) {
-        if (value > (number("FAKE_CUDA_MAJOR", 9) >= 9 ? 227 : 163) * 1024)
-            return CUDA_ERROR_INVALID_VALUE;
+        if (value > static_cast<int>(most_of_a_block())) return CUDA_ERROR_INVALID_VALUE;
         most_shared[function] = static_cast<unsigned>(value);
     }
     return CUDA_SUCCESS;

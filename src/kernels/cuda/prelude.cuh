@@ -618,16 +618,16 @@ __device__ __forceinline__ void wait_count(const uint32_t* counter, uint32_t cou
     }
 }
 /// True in every thread of the block that is the last of `count` to arrive; what the others wrote
-/// before is visible to it. The counter is back at 0 afterwards.
+/// before is visible to it. The counter is back at 0 afterwards. Takes no shared memory, all of
+/// which may be a row's.
 __device__ __forceinline__ bool arrive_last(uint32_t* counter, uint32_t count) {
-    __shared__ bool last;
+    bool last = false;
     __syncthreads();
     if (threadIdx.x == 0) {
         last = add_acq_rel(counter, 1u) == count - 1;
         if (last) clear_counter(counter);
     }
-    __syncthreads();
-    return last;
+    return __syncthreads_or(last);
 }
 
 }  // namespace aicf
