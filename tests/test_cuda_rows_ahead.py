@@ -126,6 +126,62 @@ def test_bits_of_rows_that_are_read_ahead(n, count, dtype, offset):
         alike(value, ends[1][name])
 
 
+def by_counter(n, count, dtype):
+    rng = np.random.default_rng(n + count)
+    x = rng.standard_normal((count, n), np.float32)
+    x[-1, 3], x[0, 5], x[1, : n // 2], x[-2] = np.nan, np.inf, -np.inf, -np.inf
+    x[:, 0] += np.arange(count) % 23  # no row is like another
+    g = aicf.Graph("counter")
+    x = g.state("x", x.shape, dtype, init=x.astype(getattr(ml_dtypes, dtype, dtype)))
+    g.output("softmax", aicf.softmax(x))
+    g.output("other", aicf.log_softmax(x * 0.5))
+    return g
+
+
+COUNTED = {4096: 4, 5120: 5, 6144: 6, 8192: 8, 12288: 12, 16384: 16}  # warps, by elements
+
+
+def least_ahead(warps, processors):
+    """Rows from which on they are read ahead: four of each block that a processor has room for."""
+    return 4 * max(16 // warps, 1) * processors
+
+
+@needs_compiler
+@pytest.mark.parametrize("n", [3584, 4088, 4104, 4608, 15872, *COUNTED])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_long_rows_are_shared_out_by_a_counter(n, dtype):
+    """Of softmax alone, where warps have as many whole leaves, from 4,096 elements on."""
+    g = by_counter(n, 3 * least_ahead(COUNTED.get(n, 4), 132), dtype)
+    programs = _core.cuda_programs(g._core, _core.pass_names(), 132, arch="sm_90a")
+    (softmax,) = (one for one in programs if "log_softmax" not in one)
+    assert len(programs) == 2
+    assert ["ByCounter{" in one for one in (softmax, "".join(programs))] == [n in COUNTED] * 2
+    if warps := COUNTED.get(n):
+        assert f"__launch_bounds__({32 * warps}, {32 // warps})" in softmax
+        assert " 0 bytes spill stores" in _core.cuda_log(softmax, "sm_90a")
+    few = by_counter(n, least_ahead(COUNTED.get(n, 4), 132) - 1, dtype)
+    programs = _core.cuda_programs(few._core, _core.pass_names(), 132, arch="sm_90a")
+    assert "ByCounter{" not in "".join(programs)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("n", [4096, 6144, 8192, 16384])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("more", [0, 131])
+def test_bits_of_rows_that_a_counter_shares_out(n, dtype, more):
+    """As few as are shared out, and some more; the second step finds the counter as the first."""
+    processors = _core.cuda_info()["devices"][0]["multiprocessors"]
+    ends = []
+    for device, steps in (("cpu", 1), ("cuda", 2)):
+        g = by_counter(n, least_ahead(COUNTED[n], processors) + more, dtype)
+        step = g.compile(device=device, checks="off")
+        for _ in range(steps):
+            values = {name: y.numpy().astype(np.float32) for name, y in step().items()}
+        ends.append(values)
+    for name, value in ends[0].items():
+        alike(value, ends[1][name])
+
+
 def rounded(x, digits):
     """A fraction above 0, to so many digits, ties to even."""
     places = digits - 1 - math.floor(math.log2(x))
@@ -328,7 +384,8 @@ def test_bits_of_norms_whose_rows_are_read_ahead(n, count, dtype, offset):
         (1544, 2113, False, "16, 2, false, 8"),  # three leaves and a part
         (4096, 3001, True, "32, 4"),
         (4092, 3001, False, "32, 4"),  # lines that do not end with eight
-        (2560, 3001, False, "32, 4"),  # fewer leaves than halves of warps
+        (3072, 3001, False, "16, 3, false, 8"),
+        (2560, 3001, False, "32, 3"),  # fewer leaves than halves of warps
         (4096, 1000, False, "32, 8"),  # rows that do not fill the processors
     ],
 )

@@ -268,6 +268,14 @@ class RowText {
         return rows_ >= 2 * most * few * all ? most * all : all;
     }
 
+    /// Whether blocks take their rows by a counter: those of a softmax alone, long enough for the
+    /// counter to keep up, where all warps have as many whole leaves, so that a processor has
+    /// registers for kCounterWarps.
+    bool by_counter(const Team& team) const {
+        return ahead_ && name_ == "softmax" && op_.body.empty() && team.warps > 1 &&
+               row_.n >= kCounterRow && row_.n % (kTreeLeaf * team.warps) == 0 && rows_ < 1 << 30;
+    }
+
     /// Whether blocks take few rows, so that they end and begin at different times: of a softmax
     /// that is read ahead, where a warp has several rows and a lane two pieces of its own.
     bool is_brief(const Team& team) const {
@@ -550,6 +558,10 @@ class RowText {
         else if (ahead_)
             text_.blocks = std::min(text_.blocks, ahead_blocks(team));
         if (ahead_ && norm_) text_.resident = static_cast<int>(ahead_resident(team));
+        if (by_counter(team)) {
+            text_.resident = static_cast<int>(kCounterWarps / team.warps);
+            text_.blocks = std::min(rows_, text_.resident * int64_t{limits_.processors});
+        }
         if (team.kept) {
             text_.shared = static_cast<uint32_t>(team.kept);
             text_.resident = team.resident;
@@ -575,8 +587,12 @@ class RowText {
                                    : log ? name_.substr(4)
                                          : name_;
         if (norm_ && ahead_) flags += ahead;
-        call(kernel + (norm_ && ahead_ ? "_ahead" : "_rows"), type + flags,
-             norm_ && !back ? last_of_norm() : "");
+        std::string end = norm_ && !back ? last_of_norm() : "";
+        if (by_counter(team)) {
+            text_.counters = 1;
+            end += cat(", ByCounter{block.ptr<uint32_t>(", layout_.tail, ")}");
+        }
+        call(kernel + (norm_ && ahead_ ? "_ahead" : "_rows"), type + flags, end);
     }
 
     const LoweredOp& op_;

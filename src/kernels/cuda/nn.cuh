@@ -248,16 +248,20 @@ __device__ __forceinline__ void softmax_row(Team& team, const Row& x, int64_t r,
 }
 /// Masked: a row of -inf alone is 0. Ahead: the threads of blocks that read a row while they are at
 /// the one before it, or 0.
-template <class A, class Team, bool Log, bool Masked, int Ahead, class Shape, class Make, class Put>
-__device__ __forceinline__ void softmax_rows(const Grid& grid, Make make, Put put) {
+template <class A, class Team, bool Log, bool Masked, int Ahead, class Shape, class Make, class Put,
+          class Order = InTurn>
+__device__ __forceinline__ void softmax_rows(const Grid& grid, Make make, Put put,
+                                             Order order = {}) {
     extern __shared__ __align__(16) char bytes[];
     Team team{reinterpret_cast<A*>(bytes)};
     constexpr bool Looks = looks<A, Team, Shape>;
     if constexpr (Ahead > 0)
         each_ahead<Team, Shape::rows, Ahead>(
-            grid, make, [&](int64_t r, bool mine, const typename Team::Row& x) {
+            grid, make,
+            [&](int64_t r, bool mine, const typename Team::Row& x) {
                 softmax_row<A, Log, Masked, Looks, Shape::narrow>(team, x, r, mine, put);
-            });
+            },
+            order);
     else
         Team::template each<Shape::rows>(grid, [&](int64_t r, bool mine) {
             softmax_row<A, Log, Masked, Looks, Shape::narrow>(team, team.take(make(r)), r, mine,

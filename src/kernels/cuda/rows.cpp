@@ -192,9 +192,9 @@ Team team_of(const std::string& a, int64_t n, int64_t rows, const Limits& limits
         }
         if (leaves > 1 && !limits.one_block) {
             const bool full = rows * leaves >= 2 * kFullWarps * limits.processors;
-            const int64_t wanted = power_of_two_from(full ? (leaves + 1) / 2 : leaves);
-            team.warps =
-                static_cast<int>(std::min<int64_t>({wanted, kHeldWarps, limits.most_warps}));
+            const int64_t most = std::min<int64_t>(kHeldWarps, limits.most_warps),
+                          turns = std::max<int64_t>(full ? 2 : 1, ceil_div(leaves, most));
+            team.warps = static_cast<int>(ceil_div(leaves, turns));
         }
         team.results = team.warps > 1 ? 2 * leaves : 0;
         team.side = 4;

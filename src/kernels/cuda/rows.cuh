@@ -268,10 +268,22 @@ __device__ __forceinline__ void each_piece(const Body& body) {
                 body(turn * Row::lines + line, i);
 }
 
+/// How blocks come by rows: in turn, or each takes its next one by a counter, 0 before and after.
+/// Some processors have a larger share of the memory's bandwidth than others.
+struct InTurn {
+    static constexpr bool counts = false;
+};
+struct ByCounter {
+    static constexpr bool counts = true;
+    uint32_t* counter;
+};
+
 /// body(r, mine, x) for the team's rows, as each() has them, of which the next is on its way
-/// meanwhile as it is stored. Blocks of so many threads, which go on to further rows.
-template <class Team, int64_t Rows, int Threads, class Make, class Body>
-__device__ __forceinline__ void each_ahead(const Grid& grid, const Make& make, const Body& body) {
+/// meanwhile as it is stored. Blocks of so many threads, which go on to further rows; by a counter
+/// where a block is a team.
+template <class Team, int64_t Rows, int Threads, class Make, class Body, class Order = InTurn>
+__device__ __forceinline__ void each_ahead(const Grid& grid, const Make& make, const Body& body,
+                                           const Order& order = {}) {
     typedef typename Team::Row Row;
     constexpr int V = Row::side, pieces = Row::turns * Row::lines, teams = Team::count(Threads);
     constexpr int near = teams == 1 ? 1 : teams / (Threads / 32);  // a warp's at a time
@@ -291,6 +303,29 @@ __device__ __forceinline__ void each_ahead(const Grid& grid, const Make& make, c
     };
     Number r = Number(grid.block) * teams + own, first = r - own % near;
     if (first < rows) load(r);
+    if constexpr (Order::counts) {
+        // A block begins with two rows of its own, and with each row it asks for the one after the
+        // next, so that the counter is asked once for each row.
+        static_assert(teams == 1);
+        __shared__ uint32_t given;
+        for (Number after = r + step; r < rows;) {
+            const auto row = make(0);
+            Row x = {};
+            each_piece<Row>(
+                [&](int k, int) { row.open(next[k], x.a[k / Row::lines][k % Row::lines]); });
+            if (after < rows) load(after);
+            const uint32_t ticket = threadIdx.x == 0 ? atomicAdd(order.counter, 1u) : 0;
+            body(r, true, x);
+            if (threadIdx.x == 0) {
+                given = ticket;
+                if (ticket == uint32_t(rows) - 1) clear_counter(order.counter);
+            }
+            __syncthreads();
+            r = after;
+            after = 2 * step + Number(given);
+        }
+        return;
+    }
     for (; first < rows; first += step, r += step) {
         const bool mine = near == 1 || rows % near == 0 || r < rows;
         const auto row = make(0);

@@ -72,6 +72,9 @@ constexpr int64_t kManyTerms = 32 * 1024;
 // 132 MiB.
 constexpr int64_t kLastingTerms = 1 << 19;
 constexpr int64_t kAheadRows = 4;  // of a team, from which on it reads them ahead
+// Elements of such rows that a counter shares out, at least, and warps of a processor that take
+// them.
+constexpr int64_t kCounterRow = 4096, kCounterWarps = 32;
 // Of losses whose mean is added by the last block of the kernel that makes them: rows at most, and
 // blocks of a processor, each of which waits at its end until what it has stored is seen by others.
 constexpr int64_t kLossRows = 1 << 16, kLossBlocks = 8;
