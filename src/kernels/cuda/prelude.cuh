@@ -211,6 +211,16 @@ __device__ __forceinline__ bool aligned_for(const T* p) {
 /// what it would otherwise put into the common path, an instruction for each element.
 __device__ __forceinline__ int hidden(int x) { return x * int(gridDim.z); }
 
+/// 0, of which the compiler does not know that all threads of a block have it (blocks are one thread
+/// deep): what is loaded from there it does not wait for at once, to keep it once for a warp.
+__device__ __forceinline__ uint32_t own_zero() {
+#ifdef __CUDACC_RTC__
+    return threadIdx.y;
+#else
+    return 0;
+#endif
+}
+
 /// An object of 8 or 16 bytes in global memory, which the second cache gives up last, what is
 /// written meanwhile before it.
 template <class T>

@@ -5,7 +5,9 @@
 #pragma once
 
 #include "columns.cuh"
+#include "copy_engine.cuh"
 #include "nn.cuh"
+#include "twos.cuh"
 
 namespace aicf {
 
@@ -77,6 +79,13 @@ struct ColumnSums {
             at(held, depth, sum, piece, four) = {own[0], own[1], own[2], own[3]};
         });
     }
+    /// Nothing has been added: -0 leaves any number as it is.
+    __device__ __forceinline__ void clear() {
+        each([&](A* own, int, int, int) {
+#pragma unroll
+            for (int c = 0; c < 4; c++) own[c] = A(-0.0f);
+        });
+    }
     /// Those of a sum to where columns lie side by side.
     __device__ __forceinline__ void put(A* to, int sum) const {
         each_piece<Row>([&](int piece, int i) {
@@ -105,28 +114,139 @@ __device__ __forceinline__ void end_sums(A* held, A* const (&parts)[Sums], int w
     }
 }
 
+/// The sums of a row that its gradient takes: of g, where `Center`, and of g v. A warp has them at
+/// once. A block's warps show each other what leaves come to, and go on to the next row before they
+/// ask for the sums: rows r and r + 1 have their own of two barriers and of four places, since who
+/// asks for r may be while others are at r + 2.
+template <class A, class Team, bool Center>
+struct RowTotals {
+    typedef typename Team::Row Row;
+    static constexpr bool block = Team::words > 0;
+    static constexpr int count = Center ? 2 : 1, leaves = Row::leaves, places = 4,
+                         words = block ? (places * count * leaves + 3) / 4 * 4 + 4 : 0;
+    struct Known {
+        A of[block ? 1 : count];
+    };
+    A* shared;
+    uint32_t barriers;
+
+    __device__ __forceinline__ explicit RowTotals(A* place) : shared(place), barriers(0) {
+        if constexpr (block) {
+            barriers = shared_address(place + words - 4);
+            if (threadIdx.x == 0) {
+                init_barrier(barriers, blockDim.x / 32);
+                init_barrier(barriers + 8, blockDim.x / 32);
+            }
+            __syncthreads();
+        }
+    }
+    /// Of the block's row `number`.
+    __device__ __forceinline__ Known show(Team& team, const Row& v, const Row& g, uint32_t number) {
+        const Row product = team.combine(g, v, [](A a, A b) { return a * b; });
+        Known known = {};
+        if constexpr (block) {
+            A of[count][Row::turns];
+            if constexpr (Center) g.template leaf_results<SumOf<A>>(of[0]);
+            product.template leaf_results<SumOf<A>>(of[count - 1]);
+            A* const here = shared + number % places * (count * leaves);
+            if (threadIdx.x % 32 == 0) {
+#pragma unroll
+                for (int k = 0; k < count; k++)
+#pragma unroll
+                    for (int turn = 0; turn < Row::turns; turn++)
+                        if (const int leaf = Row::leaf_of(turn); leaf < leaves)
+                            here[k * leaves + leaf] = of[k][turn];
+                arrive_at<1>(barriers + number % 2 * 8, 0);
+            }
+        } else {
+            if constexpr (Center) known.of[0] = team.template reduce<SumOf<A>>(g);
+            known.of[count - 1] = team.template reduce<SumOf<A>>(product);
+        }
+        return known;
+    }
+    __device__ __forceinline__ void get(const Known& known, uint32_t number, A (&sums)[count]) const {
+        if constexpr (block) {
+            wait_barrier(barriers + number % 2 * 8, number / 2 % 2);
+            const A* const here = shared + number % places * (count * leaves);
+            const int lane = threadIdx.x % 32;
+            constexpr bool both = count == 2 && leaves <= 16;  // by a half of the warp each
+            constexpr int asked = both ? 1 : count;
+#pragma unroll
+            for (int k = 0; k < asked; k++) {
+                const int leaf = both ? lane % 16 : lane;
+                A mine = leaf < leaves ? here[(both ? lane / 16 : k) * leaves + leaf]
+                                       : SumOf<A>::missing();
+#pragma unroll
+                for (int s = 1; s < leaves; s *= 2)
+                    mine = SumOf<A>::join(mine, __shfl_xor_sync(0xffffffffu, mine, s));
+                sums[k] = __shfl_sync(0xffffffffu, mine, 0);
+                if constexpr (both) sums[1] = __shfl_sync(0xffffffffu, mine, 16);
+            }
+        } else {
+#pragma unroll
+            for (int k = 0; k < count; k++) sums[k] = known.of[k];
+        }
+    }
+};
+
+/// A row of numbers of E, in so many bits each.
+template <class E, class Row>
+struct StoredRow {
+    static constexpr int V = Row::side;
+    Words<E, V> piece[Row::turns * Row::lines];
+    __device__ __forceinline__ Row row() const {
+        Row all = {};
+        each_piece<Row>([&](int k, int) { piece[k].open(all.a[k / Row::lines][k % Row::lines]); });
+        return all;
+    }
+};
+template <class Row>
+struct StoredRow<float, Row> {
+    float piece[Row::turns * Row::lines][Row::side];
+    __device__ __forceinline__ Row row() const {
+        Row all = {};
+        each_piece<Row>([&](int k, int) {
+#pragma unroll
+            for (int c = 0; c < Row::side; c++)
+                all.a[k / Row::lines][k % Row::lines][c] = piece[k][c];
+        });
+        return all;
+    }
+};
+
 /// normalize_bwd_rows with sums. Of row = make(r), row.across<V, Together>(i) reads what elements i
-/// to i + V - 1 are made from, row.open(some, y, dy, terms) makes the row's two and what is summed.
-/// A leaf's rows are Parts parts. Three counters.
-template <class A, class Team, bool Center, int Sums, int Parts, int Threads, class Shape,
-          class Make, class Rstd, class Put, class Ends>
+/// to i + V - 1 are made from, row.alike<V, Together>(i) what of it is the same for all rows, and
+/// row.open(some, same, y, dy, terms) makes the row's two, numbers of E, and what is summed. A
+/// leaf's rows are Parts parts. `Behind`: a row's gradient is made once the sums of the next row
+/// have begun, so that nothing waits for its own. Three counters.
+template <class A, class Team, bool Center, int Sums, int Parts, int Threads, class E, bool Behind,
+          class Shape, class Make, class Rstd, class Put, class Ends>
 __device__ __forceinline__ void normalize_bwd_sums(const Grid& grid, A* const (&parts)[Sums],
                                                    uint32_t* counters, Make make, Rstd rstd,
                                                    Put put, Ends ends) {
     typedef typename Team::Row Row;
     constexpr int V = Row::side, pieces = Row::turns * Row::lines, n = int(Shape::n);
     typedef typename decltype(make(0))::template Some<V> Some;
+    typedef typename decltype(make(0))::template Same<V> Same;
     constexpr int teams = Team::count(Threads),
                   leaves = int((Shape::rows + kTreeLeaf - 1) / kTreeLeaf), units = leaves * Parts;
     typedef LanesOf<teams * Parts> Lanes;
     typedef ColumnSums<A, Row, Sums, Threads> Columns;
+    typedef RowTotals<A, Team, Center> Totals;
     constexpr bool even = Shape::rows % kTreeLeaf == 0;
     extern __shared__ __align__(16) char bytes[];
     __shared__ uint32_t taken;
-    A* const held = reinterpret_cast<A*>(bytes) + Team::words;
+    A* const held = reinterpret_cast<A*>(bytes) + Totals::words;
     Team team{reinterpret_cast<A*>(bytes)};
+    Totals totals(reinterpret_cast<A*>(bytes));
     const bool together = make(0).template together<V>();
     const int own = teams == 1 ? 0 : int(threadIdx.x) / (Threads / teams);
+    Same same[pieces];
+    if (together)
+        each_piece<Row>([&](int k, int i) { same[k] = make(0).template alike<V, true>(i); });
+    else
+        each_piece<Row>([&](int k, int i) { same[k] = make(0).template alike<V, false>(i); });
+    uint32_t number = 0;  // of rows
     for (;;) {
         if (threadIdx.x == 0) taken = atomicAdd(counters, 1u);
         __syncthreads();
@@ -146,44 +266,60 @@ __device__ __forceinline__ void normalize_bwd_sums(const Grid& grid, A* const (&
                 each_piece<Row>([&](int k, int i) { next[k] = row.template across<V, true>(i); });
             else
                 each_piece<Row>([&](int k, int i) { next[k] = row.template across<V, false>(i); });
-            next_scale = rstd(r);
+            next_scale = rstd(r + own_zero());
+        };
+        struct Begun {
+            StoredRow<E, Row> v, g;
+            typename Totals::Known known;
+            A scale;
+        } before = {};
+        const auto finish = [&](const Begun& row, int64_t r, uint32_t its_number, bool stores) {
+            A of[Totals::count];
+            totals.get(row.known, its_number, of);
+            A shift = A(0);
+            if constexpr (Center) shift = by_count<Shape::n>(of[0]);
+            const A slope = by_count<Shape::n>(of[Totals::count - 1]), scale = row.scale;
+            const auto dx = team.combine(row.g.row(), row.v.row(), [=](A a, A b) {
+                return scale * ((a - shift) - b * slope);
+            });
+            if (stores && exists(r)) team.put(dx, put(r));
         };
         load(0);
+        sums.clear();
+        constexpr int all = 4 * Lanes::count;
 #pragma unroll 1
-        for (int i = 0; i < Lanes::count; i++) {
+        for (int at = 0; at < all; at++, number++) {
+            const int64_t r = first + Lanes::row(at);
+            const bool there = exists(r);
+            const auto row = make(0);
+            Begun now = {};
+            each_piece<Row>([&](int k, int) {
+                A t[Sums][V];
+                row.open(next[k], same[k], now.v.piece[k], now.g.piece[k], t);
 #pragma unroll
-            for (int j = 0; j < 4; j++) {
-                const int64_t r = first + Lanes::row(4 * i + j);
-                const bool there = exists(r);
-                const auto row = make(0);
-                Row v = {}, g = {};
-                each_piece<Row>([&](int k, int) {
-                    A t[Sums][V];
-                    row.open(next[k], v.a[k / Row::lines][k % Row::lines],
-                             g.a[k / Row::lines][k % Row::lines], t);
+                for (int s = 0; s < Sums; s++)
 #pragma unroll
-                    for (int s = 0; s < Sums; s++)
-#pragma unroll
-                        for (int c = 0; c < V; c++) {
-                            A& sum = sums.now[s][k][c];
-                            if (j == 0)
-                                sum = there ? t[s][c] : A(-0.0f);
-                            else if (there)
-                                sum = sum + t[s][c];
-                        }
-                });
-                const A scale = next_scale;
-                if (j < 3 || i + 1 < Lanes::count) load(4 * i + j + 1);
-                A shift = A(0);
-                if constexpr (Center) shift = by_count<Shape::n>(team.template reduce<SumOf<A>>(g));
-                const A slope = by_count<Shape::n>(team.template reduce<SumOf<A>>(
-                    team.combine(g, v, [](A a, A b) { return a * b; })));
-                const auto dx =
-                    team.combine(g, v, [=](A a, A b) { return scale * ((a - shift) - b * slope); });
-                if (there) team.put(dx, put(r));
+                    for (int c = 0; c < V; c++)
+                        if (there) sums.now[s][k][c] = sums.now[s][k][c] + t[s][c];
+            });
+            now.scale = next_scale;
+            if (at + 1 < all) load(at + 1);
+            now.known = totals.show(team, now.v.row(), now.g.row(), number);
+            if constexpr (Behind) {
+                // A warp makes something of nothing before its first row, rather than wait at a
+                // branch for its own sums.
+                if (!Totals::block || at > 0)
+                    finish(before, first + Lanes::row(at > 0 ? at - 1 : 0), number - 1, at > 0);
+                before = now;
+            } else {
+                finish(now, r, number, true);
             }
-            if (i + 1 < Lanes::count) sums.carry(held, i);
+            if (at % 4 == 3 && at + 1 < all) {
+                sums.carry(held, at / 4);
+                sums.clear();
+            }
         }
+        if constexpr (Behind) finish(before, first + Lanes::row(all - 1), number - 1, true);
 #pragma unroll
         for (int depth = 0; depth < Lanes::levels; depth++) sums.join(held, depth);
         const int64_t to = int64_t(leaf * Parts + reversed<Parts>(part)) * n;
