@@ -147,8 +147,10 @@ class RowSumsText {
             lines = ceil_div(row_.n, kTreeLanes);
             team_ = cat("HolderOf<float, ", row_.n, ", ", lanes, ", 1, false, ", side_, ">");
         } else {
-            warps = leaves_ > kWarpLeaves ? leaves_ : 1;
-            team_ = cat("HolderOf<float, ", row_.n, ", 32, ", warps, ">");
+            if (leaves_ > kBlockLeaves) text_.cluster = 2;
+            warps = leaves_ > kWarpLeaves ? ceil_div(leaves_, text_.cluster) : 1;
+            team_ = cat("HolderOf<float, ", row_.n, ", 32, ", warps,
+                        text_.cluster > 1 ? cat(", false, 4, ", text_.cluster) : "", ">");
         }
         text_.threads = static_cast<int>(warps > 1 ? 32 * warps : kThreads);
         const int64_t teams = warps > 1 ? 1 : text_.threads / lanes,
@@ -162,7 +164,7 @@ class RowSumsText {
                                                                         : taken <= 16 ? 128
                                                                                       : 255;
         text_.resident = static_cast<int>(kSumsRegisters / (registers * text_.threads));
-        if (text_.resident < 1) return false;
+        if (text_.resident < 1 || limits_.processors < text_.cluster) return false;
         const int64_t count = row_.attrs->flag("center") ? 2 : 1;  // sums of a row
         behind_ = narrow() && each > 8;
         double best = 0;  // the share of blocks' time that is work
@@ -172,18 +174,18 @@ class RowSumsText {
             const int64_t held =
                               std::max({levels * wait, teams > 1 ? teams * sums_ * row_.n * 4 : 0,
                                         int64_t{4} * text_.threads}),
-                          shared =
-                              held + (warps > 1 ? ceil_div(4 * count * leaves_, 4) * 16 + 16 : 0),
+                          shared = held + (warps > 1 ? 16 * count * leaves_ + 32 : 0),
                           units = ceil_div(rows_, kTreeLeaf) * parts,
-                          blocks = int64_t{limits_.processors} * text_.resident;
-            const double share =
-                static_cast<double>(units) / static_cast<double>(ceil_div(units, blocks) * blocks);
+                          teams_of_all =
+                              int64_t{limits_.processors} * text_.resident / text_.cluster;
+            const double share = static_cast<double>(units) /
+                                 static_cast<double>(ceil_div(units, teams_of_all) * teams_of_all);
             if (shared * text_.resident > kSumsShared || share < 1.25 * best) continue;
             best = share;
             parts_ = parts;
             units_ = units;
             text_.shared = static_cast<uint32_t>(shared);
-            text_.blocks = std::min(units, blocks);
+            text_.blocks = std::min(units, teams_of_all) * text_.cluster;
         }
         return best > 0;
     }
@@ -224,12 +226,11 @@ class RowSumsText {
             together += cat(" && (@_0_Elem", k, "::step == 0 || aligned_for<V>(x", k, "))");
             makes += cat(", ", member(0, layout), ".template ptr<const ", e, ">(",
                          own.operand[static_cast<size_t>(k)], ") + @_0_In", k, "::at(r)");
-            opens +=
-                cat("        Wide<", e, "> a", k, "[V];\n#pragma unroll\n        for (int j = 0; ",
-                    "j < V; j++) a", k, "[j] = widen(", same ? "same" : "some", ".x", k,
-                    "[@_0_Elem", k, "::step == 0 ? 0 : j]);\n        Twos<", e, "> b", k,
-                    "[V / 2];\n        twos_of(", same ? "same" : "some", ".x", k, ", b", k,
-                    ");\n");
+            opens += cat(
+                "        Wide<", e, "> a", k, "[V];\n#pragma unroll\n        for (int j = 0; ",
+                "j < V; j++) a", k, "[j] = widen(", same ? "same" : "some", ".x", k, "[@_0_Elem", k,
+                "::step == 0 ? 0 : j]);\n        Twos<", e, "> b", k, "[V / 2];\n        twos_of(",
+                same ? "same" : "some", ".x", k, ", b", k, ");\n");
         }
         text_.body += cat(
             "struct @_Row {\n    const @_Block& block;\n", fields,

@@ -115,32 +115,42 @@ __device__ __forceinline__ void end_sums(A* held, A* const (&parts)[Sums], int w
 }
 
 /// The sums of a row that its gradient takes: of g, where `Center`, and of g v. A warp has them at
-/// once. A block's warps show each other what leaves come to, and go on to the next row before they
-/// ask for the sums: rows r and r + 1 have their own of two barriers and of four places, since who
-/// asks for r may be while others are at r + 2.
+/// once. Warps of a block, or of the blocks of a cluster, show each other what leaves come to, and
+/// go on to the next row before they ask for the sums: four rows in turn have barriers and places
+/// of their own, since who asks for row r may be while others are at r + 2, and what these send
+/// comes in any order.
 template <class A, class Team, bool Center>
 struct RowTotals {
     typedef typename Team::Row Row;
     static constexpr bool block = Team::words > 0;
     static constexpr int count = Center ? 2 : 1, leaves = Row::leaves, places = 4,
-                         words = block ? (places * count * leaves + 3) / 4 * 4 + 4 : 0;
+                         each = count * leaves,
+                         words = block ? (places * each + 3) / 4 * 4 + 2 * places : 0;
     struct Known {
         A of[block ? 1 : count];
     };
     A* shared;
-    uint32_t barriers;
+    uint32_t place0, barriers;
 
-    __device__ __forceinline__ explicit RowTotals(A* place) : shared(place), barriers(0) {
+    __device__ __forceinline__ explicit RowTotals(A* from) : shared(from), place0(0), barriers(0) {
         if constexpr (block) {
-            barriers = shared_address(place + words - 4);
-            if (threadIdx.x == 0) {
-                init_barrier(barriers, blockDim.x / 32);
-                init_barrier(barriers + 8, blockDim.x / 32);
+            place0 = shared_address(from);
+            barriers = place0 + 4 * (words - 2 * places);
+            if (threadIdx.x == 0)
+                for (int k = 0; k < places; k++)
+                    init_barrier(barriers + 8 * k, Team::blocks > 1 ? 1 : blockDim.x / 32);
+            if constexpr (Team::blocks > 1) {
+                asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+                meet_cluster();
+            } else {
+                __syncthreads();
             }
-            __syncthreads();
         }
     }
-    /// Of the block's row `number`.
+    __device__ __forceinline__ uint32_t barrier(uint32_t number) const {
+        return barriers + number % places * 8;
+    }
+    /// Of the team's row `number`.
     __device__ __forceinline__ Known show(Team& team, const Row& v, const Row& g, uint32_t number) {
         const Row product = team.combine(g, v, [](A a, A b) { return a * b; });
         Known known = {};
@@ -148,15 +158,23 @@ struct RowTotals {
             A of[count][Row::turns];
             if constexpr (Center) g.template leaf_results<SumOf<A>>(of[0]);
             product.template leaf_results<SumOf<A>>(of[count - 1]);
-            A* const here = shared + number % places * (count * leaves);
-            if (threadIdx.x % 32 == 0) {
+            const uint32_t place = number % places * each;
+            if constexpr (Team::blocks > 1) {
+                static_assert(sizeof(A) == 4 && Row::turns == 1);
+                if (threadIdx.x == 0) arrive_expecting(barrier(number), 4 * each);
+                const int lane = threadIdx.x % 32, k = lane % count, leaf = Row::leaf_of(0);
+                if (lane < count * Team::blocks && leaf < leaves)
+                    send(address_in(place0 + 4 * (place + k * leaves + leaf), lane / count),
+                         scalar::bits(k == 0 ? of[0][0] : of[count - 1][0]),
+                         address_in(barrier(number), lane / count));
+            } else if (threadIdx.x % 32 == 0) {
 #pragma unroll
                 for (int k = 0; k < count; k++)
 #pragma unroll
                     for (int turn = 0; turn < Row::turns; turn++)
                         if (const int leaf = Row::leaf_of(turn); leaf < leaves)
-                            here[k * leaves + leaf] = of[k][turn];
-                arrive_at<1>(barriers + number % 2 * 8, 0);
+                            shared[place + k * leaves + leaf] = of[k][turn];
+                arrive_at<1>(barrier(number), 0);
             }
         } else {
             if constexpr (Center) known.of[0] = team.template reduce<SumOf<A>>(g);
@@ -164,10 +182,15 @@ struct RowTotals {
         }
         return known;
     }
-    __device__ __forceinline__ void get(const Known& known, uint32_t number, A (&sums)[count]) const {
+    __device__ __forceinline__ void get(const Known& known, uint32_t number,
+                                        A (&sums)[count]) const {
         if constexpr (block) {
-            wait_barrier(barriers + number % 2 * 8, number / 2 % 2);
-            const A* const here = shared + number % places * (count * leaves);
+            const uint32_t parity = number / places % 2;
+            if constexpr (Team::blocks > 1)
+                wait_barrier_of_cluster(barrier(number), parity);
+            else
+                wait_barrier(barrier(number), parity);
+            const A* const here = shared + number % places * each;
             const int lane = threadIdx.x % 32;
             constexpr bool both = count == 2 && leaves <= 16;  // by a half of the warp each
             constexpr int asked = both ? 1 : count;
@@ -186,6 +209,34 @@ struct RowTotals {
 #pragma unroll
             for (int k = 0; k < count; k++) sums[k] = known.of[k];
         }
+    }
+};
+
+/// What the team takes next, the first that no other has taken: all its threads get it. Of a
+/// cluster, the first block tells the others.
+template <int Blocks>
+struct Taken {
+    uint32_t place, turn = 0;
+    __device__ __forceinline__ explicit Taken(uint32_t (&shared)[4])
+        : place(shared_address(shared)) {
+        if (Blocks > 1 && threadIdx.x == 0) init_barrier(place + 8, 1);
+    }
+    __device__ __forceinline__ uint32_t next(uint32_t (&shared)[4], uint32_t* counter) {
+        if constexpr (Blocks == 1) {
+            if (threadIdx.x == 0) shared[0] = atomicAdd(counter, 1u);
+            __syncthreads();
+        } else {
+            if (threadIdx.x == 0) {
+                arrive_expecting(place + 8, 4);
+                if (blockIdx.x % Blocks == 0) {
+                    const uint32_t unit = atomicAdd(counter, 1u);
+                    for (int rank = 0; rank < Blocks; rank++)
+                        send(address_in(place, rank), unit, address_in(place + 8, rank));
+                }
+            }
+            wait_barrier_of_cluster(place + 8, turn++ % 2);
+        }
+        return shared[0];
     }
 };
 
@@ -235,7 +286,8 @@ __device__ __forceinline__ void normalize_bwd_sums(const Grid& grid, A* const (&
     typedef RowTotals<A, Team, Center> Totals;
     constexpr bool even = Shape::rows % kTreeLeaf == 0;
     extern __shared__ __align__(16) char bytes[];
-    __shared__ uint32_t taken;
+    __shared__ __align__(16) uint32_t place[4];
+    Taken<Team::blocks> taken(place);
     A* const held = reinterpret_cast<A*>(bytes) + Totals::words;
     Team team{reinterpret_cast<A*>(bytes)};
     Totals totals(reinterpret_cast<A*>(bytes));
@@ -248,9 +300,7 @@ __device__ __forceinline__ void normalize_bwd_sums(const Grid& grid, A* const (&
         each_piece<Row>([&](int k, int i) { same[k] = make(0).template alike<V, false>(i); });
     uint32_t number = 0;  // of rows
     for (;;) {
-        if (threadIdx.x == 0) taken = atomicAdd(counters, 1u);
-        __syncthreads();
-        const int unit = int(taken);
+        const int unit = int(taken.next(place, counters));
         if (unit >= units) break;
         const int leaf = leaves - 1 - unit / Parts, part = unit % Parts;
         const int64_t first = leaf * kTreeLeaf + own * Parts + part;
@@ -340,15 +390,16 @@ __device__ __forceinline__ void normalize_bwd_sums(const Grid& grid, A* const (&
                     parts[s][to + i] = halved<SumOf<A>>(v);
                 }
         }
-        __syncthreads();
+        __syncthreads();  // also of who has read what was taken
         if (threadIdx.x == 0) add_release(counters + 1, 1u);
     }
+    if constexpr (Team::blocks > 1) sync_cluster();  // none is gone while others send to it
     constexpr int columns = units > 1024  ? 8
                             : units > 512 ? 16
                                           : 32,
                   strips = (n + columns - 1) / columns;
     if (int(grid.block) < Sums * strips) {
-        if (threadIdx.x == 0) wait_count(counters + 1, uint32_t(units));
+        if (threadIdx.x == 0) wait_count(counters + 1, uint32_t(units * Team::blocks));
         __syncthreads();
         for (int task = int(grid.block); task < Sums * strips; task += int(grid.blocks))
             end_sums<Sums, 0, columns, units, n, Threads>(held, parts, task / strips, task % strips,
