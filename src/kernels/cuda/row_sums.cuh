@@ -138,7 +138,7 @@ struct RowTotals {
             barriers = place0 + 4 * (words - 2 * places);
             if (threadIdx.x == 0)
                 for (int k = 0; k < places; k++)
-                    init_barrier(barriers + 8 * k, Team::blocks > 1 ? 1 : blockDim.x / 32);
+                    init_barrier(barriers + 8 * k, blockDim.x / 32 * Team::blocks);
             if constexpr (Team::blocks > 1) {
                 asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
                 meet_cluster();
@@ -159,14 +159,18 @@ struct RowTotals {
             if constexpr (Center) g.template leaf_results<SumOf<A>>(of[0]);
             product.template leaf_results<SumOf<A>>(of[count - 1]);
             const uint32_t place = number % places * each;
+            __syncwarp();  // all have read what was here
             if constexpr (Team::blocks > 1) {
                 static_assert(sizeof(A) == 4 && Row::turns == 1);
-                if (threadIdx.x == 0) arrive_expecting(barrier(number), 4 * each);
                 const int lane = threadIdx.x % 32, k = lane % count, leaf = Row::leaf_of(0);
                 if (lane < count * Team::blocks && leaf < leaves)
                     send(address_in(place0 + 4 * (place + k * leaves + leaf), lane / count),
                          scalar::bits(k == 0 ? of[0][0] : of[count - 1][0]),
                          address_in(barrier(number), lane / count));
+                if (threadIdx.x == blockIdx.x % Team::blocks)
+                    arrive_expecting(barrier(number), 4 * each);
+                else if (lane < Team::blocks)
+                    arrive_at<Team::blocks>(barrier(number), lane);
             } else if (threadIdx.x % 32 == 0) {
 #pragma unroll
                 for (int k = 0; k < count; k++)
