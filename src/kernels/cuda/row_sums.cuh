@@ -139,12 +139,6 @@ struct RowTotals {
             if (threadIdx.x == 0)
                 for (int k = 0; k < places; k++)
                     init_barrier(barriers + 8 * k, blockDim.x / 32 * Team::blocks);
-            if constexpr (Team::blocks > 1) {
-                asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-                meet_cluster();
-            } else {
-                __syncthreads();
-            }
         }
     }
     __device__ __forceinline__ uint32_t barrier(uint32_t number) const {
@@ -216,31 +210,38 @@ struct RowTotals {
     }
 };
 
-/// What the team takes next, the first that no other has taken: all its threads get it. Of a
-/// cluster, the first block tells the others.
+/// What a block, or a cluster, takes next, the first that no other has taken. A thread asks for it,
+/// of a cluster's first block, tells all once it knows, and all go on meanwhile. It tells when all
+/// have the one before.
 template <int Blocks>
 struct Taken {
-    uint32_t place, turn = 0;
-    __device__ __forceinline__ explicit Taken(uint32_t (&shared)[4])
-        : place(shared_address(shared)) {
-        if (Blocks > 1 && threadIdx.x == 0) init_barrier(place + 8, 1);
+    uint32_t (&shared)[4];
+    uint32_t place, turn = 0, answer = 0;
+    __device__ __forceinline__ explicit Taken(uint32_t (&room)[4])
+        : shared(room), place(shared_address(room)) {
+        if (threadIdx.x == 0) init_barrier(place + 8, 1);
     }
-    __device__ __forceinline__ uint32_t next(uint32_t (&shared)[4], uint32_t* counter) {
+    __device__ __forceinline__ void ask(uint32_t* counter) {
+        if (threadIdx.x == 0 && blockIdx.x % Blocks == 0) answer = atomicAdd(counter, 1u);
+    }
+    __device__ __forceinline__ void tell() {
+        if (threadIdx.x != 0) return;
         if constexpr (Blocks == 1) {
-            if (threadIdx.x == 0) shared[0] = atomicAdd(counter, 1u);
-            __syncthreads();
+            shared[0] = answer;
+            arrive_at<1>(place + 8, 0);
         } else {
-            if (threadIdx.x == 0) {
-                arrive_expecting(place + 8, 4);
-                if (blockIdx.x % Blocks == 0) {
-                    const uint32_t unit = atomicAdd(counter, 1u);
-                    for (int rank = 0; rank < Blocks; rank++)
-                        send(address_in(place, rank), unit, address_in(place + 8, rank));
-                }
-            }
-            wait_barrier_of_cluster(place + 8, turn++ % 2);
+            arrive_expecting(place + 8, 4);
+            if (blockIdx.x % Blocks == 0)
+                for (int rank = 0; rank < Blocks; rank++)
+                    send(address_in(place, rank), answer, address_in(place + 8, rank));
         }
-        return shared[0];
+    }
+    __device__ __forceinline__ int next() {
+        if constexpr (Blocks == 1)
+            wait_barrier(place + 8, turn++ % 2);
+        else
+            wait_barrier_of_cluster(place + 8, turn++ % 2);
+        return int(shared[0]);
     }
 };
 
@@ -291,10 +292,17 @@ __device__ __forceinline__ void normalize_bwd_sums(const Grid& grid, A* const (&
     constexpr bool even = Shape::rows % kTreeLeaf == 0;
     extern __shared__ __align__(16) char bytes[];
     __shared__ __align__(16) uint32_t place[4];
-    Taken<Team::blocks> taken(place);
     A* const held = reinterpret_cast<A*>(bytes) + Totals::words;
     Team team{reinterpret_cast<A*>(bytes)};
+    Taken<Team::blocks> taken(place);
     Totals totals(reinterpret_cast<A*>(bytes));
+    if constexpr (Team::blocks > 1) {
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        meet_cluster();
+    } else {
+        __syncthreads();
+    }
+    taken.ask(counters);
     const bool together = make(0).template together<V>();
     const int own = teams == 1 ? 0 : int(threadIdx.x) / (Threads / teams);
     Same same[pieces];
@@ -302,51 +310,54 @@ __device__ __forceinline__ void normalize_bwd_sums(const Grid& grid, A* const (&
         each_piece<Row>([&](int k, int i) { same[k] = make(0).template alike<V, true>(i); });
     else
         each_piece<Row>([&](int k, int i) { same[k] = make(0).template alike<V, false>(i); });
+
+    const auto exists = [&](int64_t r) { return even || r < Shape::rows; };
+    const auto first_of = [&](int unit) {
+        return (leaves - 1 - unit / Parts) * kTreeLeaf + own * Parts + unit % Parts;
+    };
+    Some next[pieces];
+    A next_scale = A(0);
+    const auto load = [&](int64_t r) {
+        r = exists(r) ? r : Shape::rows - 1;
+        const auto row = make(r);
+        if (together)
+            each_piece<Row>([&](int k, int i) { next[k] = row.template across<V, true>(i); });
+        else
+            each_piece<Row>([&](int k, int i) { next[k] = row.template across<V, false>(i); });
+        next_scale = rstd(r + own_zero());
+    };
+    struct Begun {
+        StoredRow<E, Row> v, g;
+        typename Totals::Known known;
+        A scale;
+        int64_t r;
+    } before = {};
+    const auto finish = [&](const Begun& row, uint32_t its_number, bool stores) {
+        A of[Totals::count];
+        totals.get(row.known, its_number, of);
+        A shift = A(0);
+        if constexpr (Center) shift = by_count<Shape::n>(of[0]);
+        const A slope = by_count<Shape::n>(of[Totals::count - 1]), scale = row.scale;
+        const auto dx = team.combine(row.g.row(), row.v.row(),
+                                     [=](A a, A b) { return scale * ((a - shift) - b * slope); });
+        if (stores && exists(row.r)) team.put(dx, put(row.r));
+    };
+    constexpr int all = 4 * Lanes::count;
     uint32_t number = 0;  // of rows
-    for (;;) {
-        const int unit = int(taken.next(place, counters));
-        if (unit >= units) break;
+    taken.tell();
+    int unit = taken.next();
+    if (unit < units) load(first_of(unit) + Lanes::row(0));
+    while (unit < units) {
         const int leaf = leaves - 1 - unit / Parts, part = unit % Parts;
-        const int64_t first = leaf * kTreeLeaf + own * Parts + part;
+        const int64_t first = first_of(unit);
         Columns sums;
-        Some next[pieces];
-        A next_scale = A(0);
-        const auto exists = [&](int64_t r) { return even || r < Shape::rows; };
-        const auto load = [&](int at) {
-            int64_t r = first + Lanes::row(at);
-            r = exists(r) ? r : Shape::rows - 1;
-            const auto row = make(r);
-            if (together)
-                each_piece<Row>([&](int k, int i) { next[k] = row.template across<V, true>(i); });
-            else
-                each_piece<Row>([&](int k, int i) { next[k] = row.template across<V, false>(i); });
-            next_scale = rstd(r + own_zero());
-        };
-        struct Begun {
-            StoredRow<E, Row> v, g;
-            typename Totals::Known known;
-            A scale;
-        } before = {};
-        const auto finish = [&](const Begun& row, int64_t r, uint32_t its_number, bool stores) {
-            A of[Totals::count];
-            totals.get(row.known, its_number, of);
-            A shift = A(0);
-            if constexpr (Center) shift = by_count<Shape::n>(of[0]);
-            const A slope = by_count<Shape::n>(of[Totals::count - 1]), scale = row.scale;
-            const auto dx = team.combine(row.g.row(), row.v.row(), [=](A a, A b) {
-                return scale * ((a - shift) - b * slope);
-            });
-            if (stores && exists(r)) team.put(dx, put(r));
-        };
-        load(0);
         sums.clear();
-        constexpr int all = 4 * Lanes::count;
 #pragma unroll 1
         for (int at = 0; at < all; at++, number++) {
-            const int64_t r = first + Lanes::row(at);
-            const bool there = exists(r);
             const auto row = make(0);
             Begun now = {};
+            now.r = first + Lanes::row(at);
+            const bool there = exists(now.r);
             each_piece<Row>([&](int k, int) {
                 A t[Sums][V];
                 row.open(next[k], same[k], now.v.piece[k], now.g.piece[k], t);
@@ -357,23 +368,27 @@ __device__ __forceinline__ void normalize_bwd_sums(const Grid& grid, A* const (&
                         if (there) sums.now[s][k][c] = sums.now[s][k][c] + t[s][c];
             });
             now.scale = next_scale;
-            if (at + 1 < all) load(at + 1);
+            if (at == 0) taken.ask(counters);
+            if (at + 1 == all) unit = taken.next();
+            if (at + 1 < all)
+                load(first + Lanes::row(at + 1));
+            else if (unit < units)
+                load(first_of(unit) + Lanes::row(0));
             now.known = totals.show(team, now.v.row(), now.g.row(), number);
             if constexpr (Behind) {
                 // A warp makes something of nothing before its first row, rather than wait at a
                 // branch for its own sums.
-                if (!Totals::block || at > 0)
-                    finish(before, first + Lanes::row(at > 0 ? at - 1 : 0), number - 1, at > 0);
+                if (!Totals::block || number > 0) finish(before, number - 1, number > 0);
                 before = now;
             } else {
-                finish(now, r, number, true);
+                finish(now, number, true);
             }
+            if (at == 1) taken.tell();
             if (at % 4 == 3 && at + 1 < all) {
                 sums.carry(held, at / 4);
                 sums.clear();
             }
         }
-        if constexpr (Behind) finish(before, first + Lanes::row(all - 1), number - 1, true);
 #pragma unroll
         for (int depth = 0; depth < Lanes::levels; depth++) sums.join(held, depth);
         const int64_t to = int64_t(leaf * Parts + reversed<Parts>(part)) * n;
@@ -394,9 +409,10 @@ __device__ __forceinline__ void normalize_bwd_sums(const Grid& grid, A* const (&
                     parts[s][to + i] = halved<SumOf<A>>(v);
                 }
         }
-        __syncthreads();  // also of who has read what was taken
+        __syncthreads();
         if (threadIdx.x == 0) add_release(counters + 1, 1u);
     }
+    if (Behind && number > 0) finish(before, number - 1, true);
     if constexpr (Team::blocks > 1) sync_cluster();  // none is gone while others send to it
     constexpr int columns = units > 1024  ? 8
                             : units > 512 ? 16
