@@ -166,7 +166,7 @@ class RowSumsText {
         text_.resident = static_cast<int>(kSumsRegisters / (registers * text_.threads));
         if (text_.resident < 1 || limits_.processors < text_.cluster) return false;
         const int64_t count = row_.attrs->flag("center") ? 2 : 1;  // sums of a row
-        behind_ = narrow() && each > 8;
+        behind_ = narrow() && leaves_ > 1;
         double best = 0;  // the share of blocks' time that is work
         for (int64_t parts = 1; teams * parts <= kTreeLanes; parts *= 2) {
             int64_t levels = 0;
@@ -318,7 +318,7 @@ class RowSumsText {
     const std::string stored_;  // the type of what is kept of a row's elements
     std::string team_;
     int64_t side_ = 4, parts_ = 1, units_ = 0;
-    bool behind_ = false;
+    bool behind_ = false;  // a row's gradient is made after the sums of the next
     KernelText text_;
 };
 

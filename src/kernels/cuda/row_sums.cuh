@@ -270,16 +270,12 @@ struct StoredRow<float, Row> {
     }
 };
 
-/// normalize_bwd_rows with sums. Of row = make(r), row.across<V, Together>(i) reads what elements i
-/// to i + V - 1 are made from, row.alike<V, Together>(i) what of it is the same for all rows, and
-/// row.open(some, same, y, dy, terms) makes the row's two, numbers of E, and what is summed. A
-/// leaf's rows are Parts parts. `Behind`: a row's gradient is made once the sums of the next row
-/// have begun, so that nothing waits for its own. Three counters.
+/// normalize_bwd_sums where V neighbours may move together, or may not.
 template <class A, class Team, bool Center, int Sums, int Parts, int Threads, class E, bool Behind,
-          class Shape, class Make, class Rstd, class Put, class Ends>
-__device__ __forceinline__ void normalize_bwd_sums(const Grid& grid, A* const (&parts)[Sums],
-                                                   uint32_t* counters, Make make, Rstd rstd,
-                                                   Put put, Ends ends) {
+          bool Together, class Shape, class Make, class Rstd, class Put, class Ends>
+__device__ __forceinline__ void normalize_bwd_parts(const Grid& grid, A* const (&parts)[Sums],
+                                                    uint32_t* counters, Make make, Rstd rstd,
+                                                    Put put, Ends ends) {
     typedef typename Team::Row Row;
     constexpr int V = Row::side, pieces = Row::turns * Row::lines, n = int(Shape::n);
     typedef typename decltype(make(0))::template Some<V> Some;
@@ -290,6 +286,7 @@ __device__ __forceinline__ void normalize_bwd_sums(const Grid& grid, A* const (&
     typedef ColumnSums<A, Row, Sums, Threads> Columns;
     typedef RowTotals<A, Team, Center> Totals;
     constexpr bool even = Shape::rows % kTreeLeaf == 0;
+    typedef typename RowNumber<(Shape::rows < (1 << 30))>::type Number;
     extern __shared__ __align__(16) char bytes[];
     __shared__ __align__(16) uint32_t place[4];
     A* const held = reinterpret_cast<A*>(bytes) + Totals::words;
@@ -303,34 +300,27 @@ __device__ __forceinline__ void normalize_bwd_sums(const Grid& grid, A* const (&
         __syncthreads();
     }
     taken.ask(counters);
-    const bool together = make(0).template together<V>();
     const int own = teams == 1 ? 0 : int(threadIdx.x) / (Threads / teams);
     Same same[pieces];
-    if (together)
-        each_piece<Row>([&](int k, int i) { same[k] = make(0).template alike<V, true>(i); });
-    else
-        each_piece<Row>([&](int k, int i) { same[k] = make(0).template alike<V, false>(i); });
+    each_piece<Row>([&](int k, int i) { same[k] = make(0).template alike<V, Together>(i); });
 
-    const auto exists = [&](int64_t r) { return even || r < Shape::rows; };
+    const auto exists = [&](Number r) { return even || r < Number(Shape::rows); };
     const auto first_of = [&](int unit) {
-        return (leaves - 1 - unit / Parts) * kTreeLeaf + own * Parts + unit % Parts;
+        return Number(leaves - 1 - unit / Parts) * Number(kTreeLeaf) + own * Parts + unit % Parts;
     };
     Some next[pieces];
     A next_scale = A(0);
-    const auto load = [&](int64_t r) {
-        r = exists(r) ? r : Shape::rows - 1;
+    const auto load = [&](Number r) {
+        r = exists(r) ? r : Number(Shape::rows - 1);
         const auto row = make(r);
-        if (together)
-            each_piece<Row>([&](int k, int i) { next[k] = row.template across<V, true>(i); });
-        else
-            each_piece<Row>([&](int k, int i) { next[k] = row.template across<V, false>(i); });
+        each_piece<Row>([&](int k, int i) { next[k] = row.template across<V, Together>(i); });
         next_scale = rstd(r + own_zero());
     };
     struct Begun {
         StoredRow<E, Row> v, g;
         typename Totals::Known known;
         A scale;
-        int64_t r;
+        Number r;
     } before = {};
     const auto finish = [&](const Begun& row, uint32_t its_number, bool stores) {
         A of[Totals::count];
@@ -340,54 +330,64 @@ __device__ __forceinline__ void normalize_bwd_sums(const Grid& grid, A* const (&
         const A slope = by_count<Shape::n>(of[Totals::count - 1]), scale = row.scale;
         const auto dx = team.combine(row.g.row(), row.v.row(),
                                      [=](A a, A b) { return scale * ((a - shift) - b * slope); });
-        if (stores && exists(row.r)) team.put(dx, put(row.r));
+        if (!stores || !exists(row.r)) return;
+        const auto out = put(row.r);
+        if constexpr (Together && decltype(put(0))::spans)
+            each_piece<Row>([&](int k, int i) {
+                out.template across<V, true>(i, dx.a[k / Row::lines][k % Row::lines]);
+            });
+        else
+            team.put(dx, out);
     };
-    constexpr int all = 4 * Lanes::count;
     uint32_t number = 0;  // of rows
     taken.tell();
     int unit = taken.next();
+    if constexpr (teams > 1) __syncthreads();
     if (unit < units) load(first_of(unit) + Lanes::row(0));
     while (unit < units) {
         const int leaf = leaves - 1 - unit / Parts, part = unit % Parts;
-        const int64_t first = first_of(unit);
+        const Number first = first_of(unit);
         Columns sums;
-        sums.clear();
 #pragma unroll 1
-        for (int at = 0; at < all; at++, number++) {
-            const auto row = make(0);
-            Begun now = {};
-            now.r = first + Lanes::row(at);
-            const bool there = exists(now.r);
-            each_piece<Row>([&](int k, int) {
-                A t[Sums][V];
-                row.open(next[k], same[k], now.v.piece[k], now.g.piece[k], t);
+        for (int i = 0; i < Lanes::count; i++) {
+            sums.clear();
+#pragma unroll(Together && pieces * V <= 8 ? 4 : 1)
+            for (int j = 0; j < 4; j++, number++) {
+                const auto row = make(0);
+                Begun now = {};
+                now.r = first + Lanes::row(4 * i + j);
+                const bool there = exists(now.r);
+                each_piece<Row>([&](int k, int) {
+                    A t[Sums][V];
+                    row.open(next[k], same[k], now.v.piece[k], now.g.piece[k], t);
 #pragma unroll
-                for (int s = 0; s < Sums; s++)
+                    for (int s = 0; s < Sums; s++)
 #pragma unroll
-                    for (int c = 0; c < V; c++)
-                        if (there) sums.now[s][k][c] = sums.now[s][k][c] + t[s][c];
-            });
-            now.scale = next_scale;
-            if (at == 0) taken.ask(counters);
-            if (at + 1 == all) unit = taken.next();
-            if (at + 1 < all)
-                load(first + Lanes::row(at + 1));
-            else if (unit < units)
-                load(first_of(unit) + Lanes::row(0));
-            now.known = totals.show(team, now.v.row(), now.g.row(), number);
-            if constexpr (Behind) {
-                // A warp makes something of nothing before its first row, rather than wait at a
-                // branch for its own sums.
-                if (!Totals::block || number > 0) finish(before, number - 1, number > 0);
-                before = now;
-            } else {
-                finish(now, number, true);
+                        for (int c = 0; c < V; c++) {
+                            A& sum = sums.now[s][k][c];
+                            if (there) sum = sum + t[s][c];
+                        }
+                });
+                now.scale = next_scale;
+                if (j == 0 && i == 0) taken.ask(counters);
+                if (j < 3 || i + 1 < Lanes::count) {
+                    load(first + Lanes::row(4 * i + j + 1));
+                } else {
+                    unit = taken.next();
+                    if (unit < units) load(first_of(unit) + Lanes::row(0));
+                }
+                now.known = totals.show(team, now.v.row(), now.g.row(), number);
+                if constexpr (Behind) {
+                    // A warp makes something of nothing before its first row, rather than wait at a
+                    // branch for its own sums.
+                    if (!Totals::block || number > 0) finish(before, number - 1, number > 0);
+                    before = now;
+                } else {
+                    finish(now, number, true);
+                }
+                if (j == 1 && i == 0) taken.tell();
             }
-            if (at == 1) taken.tell();
-            if (at % 4 == 3 && at + 1 < all) {
-                sums.carry(held, at / 4);
-                sums.clear();
-            }
+            if (i + 1 < Lanes::count) sums.carry(held, i);
         }
 #pragma unroll
         for (int depth = 0; depth < Lanes::levels; depth++) sums.join(held, depth);
@@ -427,6 +427,27 @@ __device__ __forceinline__ void normalize_bwd_sums(const Grid& grid, A* const (&
     }
     if (threadIdx.x == 0 && atomicAdd(counters + 2, 1u) == grid.blocks - 1)
         for (int k = 0; k < 3; k++) clear_counter(counters + k);
+}
+
+/// normalize_bwd_rows with sums. Of row = make(r), row.across<V, Together>(i) reads what elements i
+/// to i + V - 1 are made from, row.alike<V, Together>(i) what of it is the same for all rows, and
+/// row.open(some, same, y, dy, terms) makes the row's two, numbers of E, and what is summed. A
+/// leaf's rows are Parts parts. `Behind`: a row's gradient is made once the sums of the next row
+/// have begun, so that nothing waits for its own. Three counters.
+template <class A, class Team, bool Center, int Sums, int Parts, int Threads, class E, bool Behind,
+          class Shape, class Make, class Rstd, class Put, class Ends>
+__device__ __forceinline__ void normalize_bwd_sums(const Grid& grid, A* const (&parts)[Sums],
+                                                   uint32_t* counters, Make make, Rstd rstd,
+                                                   Put put, Ends ends) {
+    constexpr int V = Team::Row::side;
+    bool together = make(0).template together<V>();
+    if constexpr (decltype(put(0))::spans) together = together && put(0).template together<V>();
+    if (together)
+        normalize_bwd_parts<A, Team, Center, Sums, Parts, Threads, E, Behind, true, Shape>(
+            grid, parts, counters, make, rstd, put, ends);
+    else
+        normalize_bwd_parts<A, Team, Center, Sums, Parts, Threads, E, Behind, false, Shape>(
+            grid, parts, counters, make, rstd, put, ends);
 }
 
 }  // namespace aicf
