@@ -308,7 +308,8 @@ class RowText {
     bool stores_directly() const {
         if (op_.body.empty()) return true;
         const size_t last = op_.body.size() - 1;
-        if (!loss_region(op_)) return row_.def->name == "normalize_bwd" && last == row_.at;
+        if (!loss_region(op_))
+            return row_.def->name == "normalize_bwd" && last == row_.at && outer_ == inputs_ + 1;
         const size_t made = row_.at + 1;
         return last == made || (last == made + 1 && op_.body[last].def->name == "cast" &&
                                 is_16_bit(op_.operand(op_.body[last].outputs[0]).dtype));
