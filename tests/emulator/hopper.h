@@ -103,6 +103,11 @@ inline void st_async_shared__cluster_mbarrier__complete_tx__bytes_v4_f32(u32 to,
     write(cluster_at(to), four, 16);
     land(to, 16, barrier);
 }
+inline void st_async_shared__cluster_mbarrier__complete_tx__bytes_b32(u32 to, u32 word,
+                                                                      u32 barrier) {
+    write(cluster_at(to), reinterpret_cast<const char*>(&word), 4);
+    land(to, 4, barrier);
+}
 
 // ---- copies -------------------------------------------------------------------------------------
 

@@ -277,8 +277,8 @@ std::string inner_cell(const char* type, const char* how = "");
 std::string squares_store(size_t output);
 KernelText row_sums_text(const LoweredOp& group, const Limits& limits);
 /// Of a sum over rows that such a kernel makes: @_terms<V>(block, a..., v), V terms side by side of
-/// the inputs that it reads, and @_Put{block}(column, total).
-std::string column_sum_text(const LoweredOp& op, const BlockLayout& layout);
+/// the inputs that it reads, as terms_text has it, and @_Put{block}(column, total).
+std::string column_sum_text(const LoweredOp& op, const BlockLayout& layout, bool twos);
 /// What becomes of what a reduction joins, as its kernels have it: @_Put{block}(r, total).
 std::string total_text(const LoweredOp& op, const BlockLayout& layout);
 std::vector<int> column_sum_reads(const LoweredOp& op);

@@ -95,6 +95,13 @@ __device__ __forceinline__ uint32_t address_in(uint32_t at, uint32_t rank) {
     asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(at), "r"(rank));
     return there;
 }
+/// Four bytes to the shared memory of a block of the cluster, whose barrier counts them.
+__device__ __forceinline__ void send(uint32_t to, uint32_t word, uint32_t barrier) {
+    asm volatile(
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(to),
+        "r"(word), "r"(barrier)
+        : "memory");
+}
 /// A barrier of all threads of a cluster: what each did before is done for those behind it.
 __device__ __forceinline__ void sync_cluster() {
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::

@@ -58,7 +58,8 @@ class RowText {
             }
             const std::vector<size_t> steps = steps_for(op_, 0, row_.at, {number});
             text_.body += terms_text(cat("@_terms", position), op_, layout_, reads(position), steps,
-                                     operand_text(op_, number), a_);
+                                     operand_text(op_, number), a_,
+                                     is_16_bit(row_.x->dtype) && in_twos(op_, steps));
         }
         put();
         return text_.body + cat("struct @_Shape {\n    static constexpr int64_t rows = ", rows_,
@@ -313,8 +314,11 @@ class RowText {
 
     /// Whether what the row op makes is stored as it is, or rounded to 16 bits.
     bool stores_directly() const {
-        if (op_.body.empty() || !loss_region(op_)) return op_.body.empty();
-        const size_t made = row_.at + 1, last = op_.body.size() - 1;
+        if (op_.body.empty()) return true;
+        const size_t last = op_.body.size() - 1;
+        if (!loss_region(op_))
+            return row_.def->name == "normalize_bwd" && last == row_.at && outer_ == inputs_ + 1;
+        const size_t made = row_.at + 1;
         return last == made || (last == made + 1 && op_.body[last].def->name == "cast" &&
                                 is_16_bit(op_.operand(op_.body[last].outputs[0]).dtype));
     }

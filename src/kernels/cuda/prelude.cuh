@@ -211,6 +211,16 @@ __device__ __forceinline__ bool aligned_for(const T* p) {
 /// what it would otherwise put into the common path, an instruction for each element.
 __device__ __forceinline__ int hidden(int x) { return x * int(gridDim.z); }
 
+/// 0, of which the compiler does not know that all threads have it (blocks are one thread deep).
+/// What is loaded from there it does not make a number of the whole warp, and wait for at once.
+__device__ __forceinline__ uint32_t own_zero() {
+#ifdef __CUDACC_RTC__
+    return threadIdx.y;
+#else
+    return 0;
+#endif
+}
+
 /// An object of 8 or 16 bytes in global memory, which the second cache gives up last, what is
 /// written meanwhile before it.
 template <class T>

@@ -241,12 +241,12 @@ Tall tall_of(const LoweredOp& op, const Reduction& r, const std::vector<int>& re
 
 bool is_reduction(const LoweredDef& def) { return find_reducer(def.name) != nullptr; }
 
-std::string column_sum_text(const LoweredOp& op, const BlockLayout& layout) {
+std::string column_sum_text(const LoweredOp& op, const BlockLayout& layout, bool twos) {
     const Reduction r = reduction_of(op);
     const std::string a = accumulator(r.dtype, true);
     const std::vector<size_t> steps = steps_between(0, r.at);
     const std::string value = op.body.empty() ? "a0[j]" : operand_text(op, op.body[r.at].inputs[0]);
-    return terms_text("@_terms", op, layout, column_sum_reads(op), steps, value, a) +
+    return terms_text("@_terms", op, layout, column_sum_reads(op), steps, value, a, twos) +
            put_text(op, r, layout, false, a);
 }
 

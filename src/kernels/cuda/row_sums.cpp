@@ -20,7 +20,9 @@ class RowSumsText {
           row_(row_op_of(op_)),
           rows_(element_count(row_.others)),
           leaves_(ceil_div(row_.n, kTreeLeaf)),
-          sums_(std::ssize(group.members) - 1) {}
+          sums_(std::ssize(group.members) - 1),
+          stored_(cuda_type(op_.operand(row_.operands[2]).dtype == row_.x->dtype ? row_.x->dtype
+                                                                                 : DType::f32)) {}
 
     bool fits() {
         if (limits_.one_block || (limits_.major != 9 && limits_.major != 10)) return false;
@@ -61,7 +63,8 @@ class RowSumsText {
         text_.body +=
             cat("    normalize_bwd_sums<float, ", team_, ", ",
                 row_.attrs->flag("center") ? "true" : "false", ", ", sums_, ", ", parts_, ", ",
-                text_.threads, ", @_0_Shape>(grid, parts, ", first, ".template ptr<uint32_t>(",
+                text_.threads, ", ", stored_, behind_ ? ", true" : ", false",
+                ", @_0_Shape>(grid, parts, ", first, ".template ptr<uint32_t>(",
                 BlockLayout(group_.members[1]).tail, "), @_Make{block}, @_0_One1{",
                 member(0, layout), "}, @_0_Put{", member(0, layout), "}, @_Ends{block});\n}\n");
         return text_;
@@ -95,6 +98,8 @@ class RowSumsText {
         return true;
     }
 
+    bool narrow() const { return stored_ != "float"; }
+
     /// Whether some elements have 4 bytes.
     bool wide() const {
         const std::vector<int> all = read();
@@ -102,6 +107,13 @@ class RowSumsText {
             const View& view = op_.inputs[static_cast<size_t>(k)];
             return !is_16_bit(view.dtype) && view.strides[row_.axis] != 0;
         });
+    }
+
+    /// Whether all rows are made from the same elements of it, which differ.
+    bool same_for_all(const View& view) const {
+        for (int axis = 0; axis < row_.axis; axis++)
+            if (view.strides[axis] != 0) return false;
+        return view.strides[row_.axis] != 0;
     }
 
     bool side_by_side(const View& view) const {
@@ -135,8 +147,10 @@ class RowSumsText {
             lines = ceil_div(row_.n, kTreeLanes);
             team_ = cat("HolderOf<float, ", row_.n, ", ", lanes, ", 1, false, ", side_, ">");
         } else {
-            warps = leaves_ > kWarpLeaves ? leaves_ : 1;
-            team_ = cat("HolderOf<float, ", row_.n, ", 32, ", warps, ">");
+            if (leaves_ > kBlockLeaves) text_.cluster = 2;
+            warps = leaves_ > kWarpLeaves ? ceil_div(leaves_, text_.cluster) : 1;
+            team_ = cat("HolderOf<float, ", row_.n, ", 32, ", warps,
+                        text_.cluster > 1 ? cat(", false, 4, ", text_.cluster) : "", ">");
         }
         text_.threads = static_cast<int>(warps > 1 ? 32 * warps : kThreads);
         const int64_t teams = warps > 1 ? 1 : text_.threads / lanes,
@@ -150,7 +164,9 @@ class RowSumsText {
                                                                         : taken <= 16 ? 128
                                                                                       : 255;
         text_.resident = static_cast<int>(kSumsRegisters / (registers * text_.threads));
-        if (text_.resident < 1) return false;
+        if (text_.resident < 1 || limits_.processors < text_.cluster) return false;
+        const int64_t count = row_.attrs->flag("center") ? 2 : 1;  // sums of a row
+        behind_ = narrow() && leaves_ > 1;
         double best = 0;  // the share of blocks' time that is work
         for (int64_t parts = 1; teams * parts <= kTreeLanes; parts *= 2) {
             int64_t levels = 0;
@@ -158,17 +174,18 @@ class RowSumsText {
             const int64_t held =
                               std::max({levels * wait, teams > 1 ? teams * sums_ * row_.n * 4 : 0,
                                         int64_t{4} * text_.threads}),
-                          shared = held + (warps > 1 ? ceil_div(2 * leaves_, 4) * 16 : 0),
+                          shared = held + (warps > 1 ? 16 * count * leaves_ + 32 : 0),
                           units = ceil_div(rows_, kTreeLeaf) * parts,
-                          blocks = int64_t{limits_.processors} * text_.resident;
-            const double share =
-                static_cast<double>(units) / static_cast<double>(ceil_div(units, blocks) * blocks);
+                          teams_of_all =
+                              int64_t{limits_.processors} * text_.resident / text_.cluster;
+            const double share = static_cast<double>(units) /
+                                 static_cast<double>(ceil_div(units, teams_of_all) * teams_of_all);
             if (shared * text_.resident > kSumsShared || share < 1.25 * best) continue;
             best = share;
             parts_ = parts;
             units_ = units;
             text_.shared = static_cast<uint32_t>(shared);
-            text_.blocks = std::min(units, blocks);
+            text_.blocks = std::min(units, teams_of_all) * text_.cluster;
         }
         return best > 0;
     }
@@ -183,7 +200,7 @@ class RowSumsText {
         if (k == 0) {
             body += row_parts(op_, limits_);
         } else {
-            body += column_sum_text(one, own);
+            body += column_sum_text(one, own, sum_in_twos(one));
             part.workspace = static_cast<uint64_t>(4 * units_ * row_.n);
             part.counters = k == 1 ? 3 : 0;
         }
@@ -195,54 +212,87 @@ class RowSumsText {
     /// @_Make{block}(r): what the elements of row r are made from.
     void rows(const BlockLayout& layout) {
         const BlockLayout own(op_);
-        std::string fields, stored, loads, together, makes, opens;
+        std::string fields, together, makes, opens;
+        std::string stored[2], loads[2];  // of rows, and what is the same for all of them
         for (int k : read()) {
-            const char* e = cuda_type(op_.inputs[static_cast<size_t>(k)].dtype);
+            const View& view = op_.inputs[static_cast<size_t>(k)];
+            const char* e = cuda_type(view.dtype);
+            const bool same = same_for_all(view);
             const std::string type = cat("Stored<", e, ", @_0_Elem", k, "::step == 0 ? 1 : V>");
             fields += cat("    const ", e, "* x", k, ";\n");
-            stored += cat("        ", type, " x", k, ";\n");
-            loads += cat(loads.empty() ? "" : ", ", type, "::template load<Together>(x", k,
-                         " + @_0_Elem", k, "::at(i))");
+            stored[same] += cat("        ", type, " x", k, ";\n");
+            loads[same] += cat(loads[same].empty() ? "" : ", ", type, "::template load<Together>(x",
+                               k, " + @_0_Elem", k, "::at(i))");
             together += cat(" && (@_0_Elem", k, "::step == 0 || aligned_for<V>(x", k, "))");
             makes += cat(", ", member(0, layout), ".template ptr<const ", e, ">(",
                          own.operand[static_cast<size_t>(k)], ") + @_0_In", k, "::at(r)");
-            opens += cat("        Wide<", e, "> a", k,
-                         "[V];\n#pragma unroll\n        for (int j = 0; ", "j < V; j++) a", k,
-                         "[j] = widen(some.x", k, "[@_0_Elem", k, "::step == 0 ? 0 : j]);\n");
+            opens += cat(
+                "        Wide<", e, "> a", k, "[V];\n#pragma unroll\n        for (int j = 0; ",
+                "j < V; j++) a", k, "[j] = widen(", same ? "same" : "some", ".x", k, "[@_0_Elem", k,
+                "::step == 0 ? 0 : j]);\n        Twos<", e, "> b", k, "[V / 2];\n        twos_of(",
+                same ? "same" : "some", ".x", k, ", b", k, ");\n");
         }
         text_.body += cat(
             "struct @_Row {\n    const @_Block& block;\n", fields,
-            "    template <int V>\n    struct Some {\n", stored,
+            "    template <int V>\n    struct Some {\n", stored[0],
+            "    };\n    template <int V>\n    struct Same {\n", stored[1],
             "    };\n    template <int V>\n    __device__ __forceinline__ bool together() const {\n"
             "        return true",
             together,
             ";\n    }\n    template <int V, bool Together>\n    __device__ __forceinline__ Some<V> "
             "across(int64_t i) const {\n        return {",
-            loads,
+            loads[0],
+            "};\n    }\n    template <int V, bool Together>\n    __device__ __forceinline__ "
+            "Same<V> alike(int64_t i) const {\n        return {",
+            loads[1],
             "};\n    }\n    template <int V>\n    __device__ __forceinline__ void open(const "
-            "Some<V>& "
-            "some, float (&y)[V], float (&dy)[V], float (&terms)[",
-            sums_, "][V]) const {\n", opens, calls(layout),
+            "Some<V>& some, const Same<V>& same, ",
+            piece_type(), "y", piece_end(), ", ", piece_type(), "dy", piece_end(),
+            ", float (&terms)[", sums_, "][V]) const {\n", opens, calls(layout),
             "    }\n};\nstruct @_Make {\n    const @_Block& block;\n    __device__ "
             "__forceinline__ @_Row operator()(int64_t r) const {\n        return {block",
             makes, "};\n    }\n};\n");
     }
+    std::string piece_type() const {
+        return narrow() ? cat("Words<", stored_, ", V>& ") : "float (&";
+    }
+    std::string piece_end() const { return narrow() ? "" : ")[V]"; }
+
+    bool sum_in_twos(const LoweredOp& sum) const {
+        return narrow() && in_twos(sum, steps_between(0, sum.body.empty() ? 0 : anchor_step(sum)));
+    }
     std::string calls(const BlockLayout& layout) const {
         std::string text;
         const auto call = [&](const std::string& name, size_t k, const std::vector<int>& reads,
-                              const std::string& to) {
+                              bool twos, const std::string& to) {
             text += cat("        @_", k, "_", name, "<V>(", member(k, layout));
-            for (int number : reads) text += cat(", a", number);
+            for (int number : reads) text += cat(twos ? ", b" : ", a", number);
             text += cat(", ", to, ");\n");
         };
-        call("terms0", 0, row_reads(op_, row_, 0), "y");
-        call("terms2", 0, row_reads(op_, row_, 2), "dy");
+        for (int position : {0, 2}) {
+            const int number = row_.operands[static_cast<size_t>(position)];
+            const bool twos = narrow() && in_twos(op_, steps_for(op_, 0, row_.at, {number}));
+            const std::string to = position ? "dy" : "y", made = cat("made_", to);
+            if (narrow())
+                text += twos ? cat("        Two<", stored_, "> ", made, "[V / 2];\n")
+                             : cat("        float ", made, "[V];\n");
+            call(cat("terms", position), 0, row_reads(op_, row_, position), twos,
+                 narrow() ? made : to);
+            if (narrow())
+                text += cat("        ", to, " = Words<", stored_, ", V>::of(", made, ");\n");
+        }
         for (size_t k = 1; k < group_.members.size(); k++) {
             std::vector<int> reads;
             for (int number : column_sum_reads(group_.members[k]))
                 reads.push_back(
                     find_view(op_.inputs, group_.members[k].inputs[static_cast<size_t>(number)]));
-            call("terms", k, reads, cat("terms[", k - 1, "]"));
+            const bool twos = sum_in_twos(group_.members[k]);
+            const std::string to = cat("terms[", k - 1, "]"), made = cat("sum", k);
+            if (twos) text += cat("        Both ", made, "[V / 2];\n");
+            call("terms", k, reads, twos, twos ? made : to);
+            if (twos)
+                text += cat("#pragma unroll\n        for (int j = 0; j < V; j++) ", to,
+                            "[j] = j % 2 ? ", made, "[j / 2].high : ", made, "[j / 2].low;\n");
         }
         return text;
     }
@@ -265,8 +315,10 @@ class RowSumsText {
     const LoweredOp& op_;  // the row op
     const RowOp row_;
     const int64_t rows_, leaves_, sums_;
+    const std::string stored_;  // the type of what is kept of a row's elements
     std::string team_;
     int64_t side_ = 4, parts_ = 1, units_ = 0;
+    bool behind_ = false;  // a row's gradient is made after the sums of the next
     KernelText text_;
 };
 

@@ -5,7 +5,9 @@
 #pragma once
 
 #include "columns.cuh"
+#include "copy_engine.cuh"
 #include "nn.cuh"
+#include "twos.cuh"
 
 namespace aicf {
 
@@ -77,6 +79,13 @@ struct ColumnSums {
             at(held, depth, sum, piece, four) = {own[0], own[1], own[2], own[3]};
         });
     }
+    /// Nothing has been added: -0 leaves any number as it is.
+    __device__ __forceinline__ void clear() {
+        each([&](A* own, int, int, int) {
+#pragma unroll
+            for (int c = 0; c < 4; c++) own[c] = A(-0.0f);
+        });
+    }
     /// Those of a sum to where columns lie side by side.
     __device__ __forceinline__ void put(A* to, int sum) const {
         each_piece<Row>([&](int piece, int i) {
@@ -105,82 +114,278 @@ __device__ __forceinline__ void end_sums(A* held, A* const (&parts)[Sums], int w
     }
 }
 
-/// normalize_bwd_rows with sums. Of row = make(r), row.across<V, Together>(i) reads what elements i
-/// to i + V - 1 are made from, row.open(some, y, dy, terms) makes the row's two and what is summed.
-/// A leaf's rows are Parts parts. Three counters.
-template <class A, class Team, bool Center, int Sums, int Parts, int Threads, class Shape,
-          class Make, class Rstd, class Put, class Ends>
-__device__ __forceinline__ void normalize_bwd_sums(const Grid& grid, A* const (&parts)[Sums],
-                                                   uint32_t* counters, Make make, Rstd rstd,
-                                                   Put put, Ends ends) {
+/// The sums of a row that its gradient takes: of g, where `Center`, and of g v. A warp has them at
+/// once. Warps of a block, or of the blocks of a cluster, show each other what leaves come to, and
+/// go on to the next row before they ask for the sums: four rows in turn have barriers and places
+/// of their own, since who asks for row r may be while others are at r + 2, and what these send
+/// comes in any order.
+template <class A, class Team, bool Center>
+struct RowTotals {
+    typedef typename Team::Row Row;
+    static constexpr bool block = Team::words > 0;
+    static constexpr int count = Center ? 2 : 1, leaves = Row::leaves, places = 4,
+                         each = count * leaves,
+                         words = block ? (places * each + 3) / 4 * 4 + 2 * places : 0;
+    struct Known {
+        A of[block ? 1 : count];
+    };
+    A* shared;
+    uint32_t place0, barriers;
+
+    __device__ __forceinline__ explicit RowTotals(A* from) : shared(from), place0(0), barriers(0) {
+        if constexpr (block) {
+            place0 = shared_address(from);
+            barriers = place0 + 4 * (words - 2 * places);
+            if (threadIdx.x == 0)
+                for (int k = 0; k < places; k++)
+                    init_barrier(barriers + 8 * k, blockDim.x / 32 * Team::blocks);
+        }
+    }
+    __device__ __forceinline__ uint32_t barrier(uint32_t number) const {
+        return barriers + number % places * 8;
+    }
+    /// Of the team's row `number`.
+    __device__ __forceinline__ Known show(Team& team, const Row& v, const Row& g, uint32_t number) {
+        const Row product = team.combine(g, v, [](A a, A b) { return a * b; });
+        Known known = {};
+        if constexpr (block) {
+            A of[count][Row::turns];
+            if constexpr (Center) g.template leaf_results<SumOf<A>>(of[0]);
+            product.template leaf_results<SumOf<A>>(of[count - 1]);
+            const uint32_t place = number % places * each;
+            __syncwarp();  // all have read what was here
+            if constexpr (Team::blocks > 1) {
+                static_assert(sizeof(A) == 4 && Row::turns == 1);
+                const int lane = threadIdx.x % 32, k = lane % count, leaf = Row::leaf_of(0);
+                if (lane < count * Team::blocks && leaf < leaves)
+                    send(address_in(place0 + 4 * (place + k * leaves + leaf), lane / count),
+                         scalar::bits(k == 0 ? of[0][0] : of[count - 1][0]),
+                         address_in(barrier(number), lane / count));
+                if (threadIdx.x == blockIdx.x % Team::blocks)
+                    arrive_expecting(barrier(number), 4 * each);
+                else if (lane < Team::blocks)
+                    arrive_at<Team::blocks>(barrier(number), lane);
+            } else if (threadIdx.x % 32 == 0) {
+#pragma unroll
+                for (int k = 0; k < count; k++)
+#pragma unroll
+                    for (int turn = 0; turn < Row::turns; turn++)
+                        if (const int leaf = Row::leaf_of(turn); leaf < leaves)
+                            shared[place + k * leaves + leaf] = of[k][turn];
+                arrive_at<1>(barrier(number), 0);
+            }
+        } else {
+            if constexpr (Center) known.of[0] = team.template reduce<SumOf<A>>(g);
+            known.of[count - 1] = team.template reduce<SumOf<A>>(product);
+        }
+        return known;
+    }
+    __device__ __forceinline__ void get(const Known& known, uint32_t number,
+                                        A (&sums)[count]) const {
+        if constexpr (block) {
+            const uint32_t parity = number / places % 2;
+            if constexpr (Team::blocks > 1)
+                wait_barrier_of_cluster(barrier(number), parity);
+            else
+                wait_barrier(barrier(number), parity);
+            const A* const here = shared + number % places * each;
+            const int lane = threadIdx.x % 32;
+            constexpr bool both = count == 2 && leaves <= 16;  // by a half of the warp each
+            constexpr int asked = both ? 1 : count;
+#pragma unroll
+            for (int k = 0; k < asked; k++) {
+                const int leaf = both ? lane % 16 : lane;
+                A mine = leaf < leaves ? here[(both ? lane / 16 : k) * leaves + leaf]
+                                       : SumOf<A>::missing();
+#pragma unroll
+                for (int s = 1; s < leaves; s *= 2)
+                    mine = SumOf<A>::join(mine, __shfl_xor_sync(0xffffffffu, mine, s));
+                sums[k] = __shfl_sync(0xffffffffu, mine, 0);
+                if constexpr (both) sums[1] = __shfl_sync(0xffffffffu, mine, 16);
+            }
+        } else {
+#pragma unroll
+            for (int k = 0; k < count; k++) sums[k] = known.of[k];
+        }
+    }
+};
+
+/// What a block, or a cluster, takes next, the first that no other has taken. A thread asks for it,
+/// of a cluster's first block, tells all once it knows, and all go on meanwhile. It tells when all
+/// have the one before.
+template <int Blocks>
+struct Taken {
+    uint32_t (&shared)[4];
+    uint32_t place, turn = 0, answer = 0;
+    __device__ __forceinline__ explicit Taken(uint32_t (&room)[4])
+        : shared(room), place(shared_address(room)) {
+        if (threadIdx.x == 0) init_barrier(place + 8, 1);
+    }
+    __device__ __forceinline__ void ask(uint32_t* counter) {
+        if (threadIdx.x == 0 && blockIdx.x % Blocks == 0) answer = atomicAdd(counter, 1u);
+    }
+    __device__ __forceinline__ void tell() {
+        if (threadIdx.x != 0) return;
+        if constexpr (Blocks == 1) {
+            shared[0] = answer;
+            arrive_at<1>(place + 8, 0);
+        } else {
+            arrive_expecting(place + 8, 4);
+            if (blockIdx.x % Blocks == 0)
+                for (int rank = 0; rank < Blocks; rank++)
+                    send(address_in(place, rank), answer, address_in(place + 8, rank));
+        }
+    }
+    __device__ __forceinline__ int next() {
+        if constexpr (Blocks == 1)
+            wait_barrier(place + 8, turn++ % 2);
+        else
+            wait_barrier_of_cluster(place + 8, turn++ % 2);
+        return int(shared[0]);
+    }
+};
+
+/// A row of numbers of E, in so many bits each.
+template <class E, class Row>
+struct StoredRow {
+    static constexpr int V = Row::side;
+    Words<E, V> piece[Row::turns * Row::lines];
+    __device__ __forceinline__ Row row() const {
+        Row all = {};
+        each_piece<Row>([&](int k, int) { piece[k].open(all.a[k / Row::lines][k % Row::lines]); });
+        return all;
+    }
+};
+template <class Row>
+struct StoredRow<float, Row> {
+    float piece[Row::turns * Row::lines][Row::side];
+    __device__ __forceinline__ Row row() const {
+        Row all = {};
+        each_piece<Row>([&](int k, int) {
+#pragma unroll
+            for (int c = 0; c < Row::side; c++)
+                all.a[k / Row::lines][k % Row::lines][c] = piece[k][c];
+        });
+        return all;
+    }
+};
+
+/// normalize_bwd_sums where V neighbours may move together, or may not.
+template <class A, class Team, bool Center, int Sums, int Parts, int Threads, class E, bool Behind,
+          bool Together, class Shape, class Make, class Rstd, class Put, class Ends>
+__device__ __forceinline__ void normalize_bwd_parts(const Grid& grid, A* const (&parts)[Sums],
+                                                    uint32_t* counters, Make make, Rstd rstd,
+                                                    Put put, Ends ends) {
     typedef typename Team::Row Row;
     constexpr int V = Row::side, pieces = Row::turns * Row::lines, n = int(Shape::n);
     typedef typename decltype(make(0))::template Some<V> Some;
+    typedef typename decltype(make(0))::template Same<V> Same;
     constexpr int teams = Team::count(Threads),
                   leaves = int((Shape::rows + kTreeLeaf - 1) / kTreeLeaf), units = leaves * Parts;
     typedef LanesOf<teams * Parts> Lanes;
     typedef ColumnSums<A, Row, Sums, Threads> Columns;
+    typedef RowTotals<A, Team, Center> Totals;
     constexpr bool even = Shape::rows % kTreeLeaf == 0;
+    typedef typename RowNumber<(Shape::rows < (1 << 30))>::type Number;
     extern __shared__ __align__(16) char bytes[];
-    __shared__ uint32_t taken;
-    A* const held = reinterpret_cast<A*>(bytes) + Team::words;
+    __shared__ __align__(16) uint32_t place[4];
+    A* const held = reinterpret_cast<A*>(bytes) + Totals::words;
     Team team{reinterpret_cast<A*>(bytes)};
-    const bool together = make(0).template together<V>();
-    const int own = teams == 1 ? 0 : int(threadIdx.x) / (Threads / teams);
-    for (;;) {
-        if (threadIdx.x == 0) taken = atomicAdd(counters, 1u);
+    Taken<Team::blocks> taken(place);
+    Totals totals(reinterpret_cast<A*>(bytes));
+    if constexpr (Team::blocks > 1) {
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        meet_cluster();
+    } else {
         __syncthreads();
-        const int unit = int(taken);
-        if (unit >= units) break;
+    }
+    taken.ask(counters);
+    const int own = teams == 1 ? 0 : int(threadIdx.x) / (Threads / teams);
+    Same same[pieces];
+    each_piece<Row>([&](int k, int i) { same[k] = make(0).template alike<V, Together>(i); });
+
+    const auto exists = [&](Number r) { return even || r < Number(Shape::rows); };
+    const auto first_of = [&](int unit) {
+        return Number(leaves - 1 - unit / Parts) * Number(kTreeLeaf) + own * Parts + unit % Parts;
+    };
+    Some next[pieces];
+    A next_scale = A(0);
+    const auto load = [&](Number r) {
+        r = exists(r) ? r : Number(Shape::rows - 1);
+        const auto row = make(r);
+        each_piece<Row>([&](int k, int i) { next[k] = row.template across<V, Together>(i); });
+        next_scale = rstd(r + own_zero());
+    };
+    struct Begun {
+        StoredRow<E, Row> v, g;
+        typename Totals::Known known;
+        A scale;
+        Number r;
+    } before = {};
+    const auto finish = [&](const Begun& row, uint32_t its_number, bool stores) {
+        A of[Totals::count];
+        totals.get(row.known, its_number, of);
+        A shift = A(0);
+        if constexpr (Center) shift = by_count<Shape::n>(of[0]);
+        const A slope = by_count<Shape::n>(of[Totals::count - 1]), scale = row.scale;
+        const auto dx = team.combine(row.g.row(), row.v.row(),
+                                     [=](A a, A b) { return scale * ((a - shift) - b * slope); });
+        if (!stores || !exists(row.r)) return;
+        const auto out = put(row.r);
+        if constexpr (Together && decltype(put(0))::spans)
+            each_piece<Row>([&](int k, int i) {
+                out.template across<V, true>(i, dx.a[k / Row::lines][k % Row::lines]);
+            });
+        else
+            team.put(dx, out);
+    };
+    uint32_t number = 0;  // of rows
+    taken.tell();
+    int unit = taken.next();
+    if constexpr (teams > 1) __syncthreads();
+    if (unit < units) load(first_of(unit) + Lanes::row(0));
+    while (unit < units) {
         const int leaf = leaves - 1 - unit / Parts, part = unit % Parts;
-        const int64_t first = leaf * kTreeLeaf + own * Parts + part;
+        const Number first = first_of(unit);
         Columns sums;
-        Some next[pieces];
-        A next_scale = A(0);
-        const auto exists = [&](int64_t r) { return even || r < Shape::rows; };
-        const auto load = [&](int at) {
-            int64_t r = first + Lanes::row(at);
-            r = exists(r) ? r : Shape::rows - 1;
-            const auto row = make(r);
-            if (together)
-                each_piece<Row>([&](int k, int i) { next[k] = row.template across<V, true>(i); });
-            else
-                each_piece<Row>([&](int k, int i) { next[k] = row.template across<V, false>(i); });
-            next_scale = rstd(r);
-        };
-        load(0);
 #pragma unroll 1
         for (int i = 0; i < Lanes::count; i++) {
-#pragma unroll
-            for (int j = 0; j < 4; j++) {
-                const int64_t r = first + Lanes::row(4 * i + j);
-                const bool there = exists(r);
+            sums.clear();
+#pragma unroll(Together && pieces * V <= 8 ? 4 : 1)
+            for (int j = 0; j < 4; j++, number++) {
                 const auto row = make(0);
-                Row v = {}, g = {};
+                Begun now = {};
+                now.r = first + Lanes::row(4 * i + j);
+                const bool there = exists(now.r);
                 each_piece<Row>([&](int k, int) {
                     A t[Sums][V];
-                    row.open(next[k], v.a[k / Row::lines][k % Row::lines],
-                             g.a[k / Row::lines][k % Row::lines], t);
+                    row.open(next[k], same[k], now.v.piece[k], now.g.piece[k], t);
 #pragma unroll
                     for (int s = 0; s < Sums; s++)
 #pragma unroll
                         for (int c = 0; c < V; c++) {
                             A& sum = sums.now[s][k][c];
-                            if (j == 0)
-                                sum = there ? t[s][c] : A(-0.0f);
-                            else if (there)
-                                sum = sum + t[s][c];
+                            if (there) sum = sum + t[s][c];
                         }
                 });
-                const A scale = next_scale;
-                if (j < 3 || i + 1 < Lanes::count) load(4 * i + j + 1);
-                A shift = A(0);
-                if constexpr (Center) shift = by_count<Shape::n>(team.template reduce<SumOf<A>>(g));
-                const A slope = by_count<Shape::n>(team.template reduce<SumOf<A>>(
-                    team.combine(g, v, [](A a, A b) { return a * b; })));
-                const auto dx =
-                    team.combine(g, v, [=](A a, A b) { return scale * ((a - shift) - b * slope); });
-                if (there) team.put(dx, put(r));
+                now.scale = next_scale;
+                if (j == 0 && i == 0) taken.ask(counters);
+                if (j < 3 || i + 1 < Lanes::count) {
+                    load(first + Lanes::row(4 * i + j + 1));
+                } else {
+                    unit = taken.next();
+                    if (unit < units) load(first_of(unit) + Lanes::row(0));
+                }
+                now.known = totals.show(team, now.v.row(), now.g.row(), number);
+                if constexpr (Behind) {
+                    // A warp makes something of nothing before its first row, rather than wait at a
+                    // branch for its own sums.
+                    if (!Totals::block || number > 0) finish(before, number - 1, number > 0);
+                    before = now;
+                } else {
+                    finish(now, number, true);
+                }
+                if (j == 1 && i == 0) taken.tell();
             }
             if (i + 1 < Lanes::count) sums.carry(held, i);
         }
@@ -207,12 +412,14 @@ __device__ __forceinline__ void normalize_bwd_sums(const Grid& grid, A* const (&
         __syncthreads();
         if (threadIdx.x == 0) add_release(counters + 1, 1u);
     }
+    if (Behind && number > 0) finish(before, number - 1, true);
+    if constexpr (Team::blocks > 1) sync_cluster();  // none is gone while others send to it
     constexpr int columns = units > 1024  ? 8
                             : units > 512 ? 16
                                           : 32,
                   strips = (n + columns - 1) / columns;
     if (int(grid.block) < Sums * strips) {
-        if (threadIdx.x == 0) wait_count(counters + 1, uint32_t(units));
+        if (threadIdx.x == 0) wait_count(counters + 1, uint32_t(units * Team::blocks));
         __syncthreads();
         for (int task = int(grid.block); task < Sums * strips; task += int(grid.blocks))
             end_sums<Sums, 0, columns, units, n, Threads>(held, parts, task / strips, task % strips,
@@ -220,6 +427,27 @@ __device__ __forceinline__ void normalize_bwd_sums(const Grid& grid, A* const (&
     }
     if (threadIdx.x == 0 && atomicAdd(counters + 2, 1u) == grid.blocks - 1)
         for (int k = 0; k < 3; k++) clear_counter(counters + k);
+}
+
+/// normalize_bwd_rows with sums. Of row = make(r), row.across<V, Together>(i) reads what elements i
+/// to i + V - 1 are made from, row.alike<V, Together>(i) what of it is the same for all rows, and
+/// row.open(some, same, y, dy, terms) makes the row's two, numbers of E, and what is summed. A
+/// leaf's rows are Parts parts. `Behind`: a row's gradient is made once the sums of the next row
+/// have begun, so that nothing waits for its own. Three counters.
+template <class A, class Team, bool Center, int Sums, int Parts, int Threads, class E, bool Behind,
+          class Shape, class Make, class Rstd, class Put, class Ends>
+__device__ __forceinline__ void normalize_bwd_sums(const Grid& grid, A* const (&parts)[Sums],
+                                                   uint32_t* counters, Make make, Rstd rstd,
+                                                   Put put, Ends ends) {
+    constexpr int V = Team::Row::side;
+    bool together = make(0).template together<V>();
+    if constexpr (decltype(put(0))::spans) together = together && put(0).template together<V>();
+    if (together)
+        normalize_bwd_parts<A, Team, Center, Sums, Parts, Threads, E, Behind, true, Shape>(
+            grid, parts, counters, make, rstd, put, ends);
+    else
+        normalize_bwd_parts<A, Team, Center, Sums, Parts, Threads, E, Behind, false, Shape>(
+            grid, parts, counters, make, rstd, put, ends);
 }
 
 }  // namespace aicf

@@ -1,6 +1,7 @@
 #include "kernels/cuda/rows.h"
 
 #include <algorithm>
+#include <set>
 
 #include "kernels/cuda/thresholds.h"
 
@@ -147,18 +148,36 @@ std::string row_struct(const LoweredOp& op, const BlockLayout& layout, const std
     return row.text(name, steps, value);
 }
 
+bool in_twos(const LoweredOp& op, const std::vector<size_t>& steps) {
+    static const std::set<std::string> names = {"add", "bias_add", "sub", "mul", "cast"};
+    const auto fits = [&](int number) {
+        const DType dtype = op.operand(number).dtype;
+        return is_16_bit(dtype) || dtype == DType::f32;
+    };
+    return std::all_of(steps.begin(), steps.end(), [&](size_t i) {
+        const RegionStep& step = op.body[i];
+        return names.contains(step.def->name) && fits(step.outputs[0]) &&
+               std::all_of(step.inputs.begin(), step.inputs.end(), fits);
+    });
+}
+
 std::string terms_text(const std::string& name, const LoweredOp& op, const BlockLayout& layout,
                        const std::vector<int>& read, const std::vector<size_t>& steps,
-                       const std::string& value, const std::string& a) {
+                       const std::string& value, const std::string& a, bool twos) {
     std::string before, params;
-    const std::string formula = body_formula(op, layout, before, steps);
+    const std::string formula = body_formula(op, layout, before, steps),
+                      count = twos ? "[V / 2]" : "[V]";
     for (int k : read)
-        params += cat("const Wide<", cuda_type(op.inputs[static_cast<size_t>(k)].dtype), "> (&a", k,
-                      ")[V], ");
-    return cat("template <int V>\n__device__ __forceinline__ void ", name,
-               "(const @_Block& block, ", params, a, " (&v)[V]) {\n", before,
-               "#pragma unroll\n    for (int j = 0; j < V; j++) {\n            ", formula,
-               "\n        v[j] = static_cast<", a, ">(", value, ");\n    }\n}\n");
+        params +=
+            cat("const ", twos ? "Twos<" : "Wide<",
+                cuda_type(op.inputs[static_cast<size_t>(k)].dtype), "> (&a", k, ")", count, ", ");
+    const std::string out = twos ? "Out" : a;
+    return cat("template <int V", twos ? ", class Out" : "", ">\n__device__ __forceinline__ void ",
+               name, "(const @_Block& block, ", params, out, " (&v)", count, ") {\n", before,
+               "#pragma unroll\n    for (int j = 0; j < V", twos ? " / 2" : "",
+               "; j++) {\n            ", formula, "\n        v[j] = ",
+               twos ? cat("in_twos<Out>(", value, ")") : cat("static_cast<", a, ">(", value, ")"),
+               ";\n    }\n}\n");
 }
 
 int64_t alike(const View& view) {

@@ -13,12 +13,13 @@ namespace aicf {
 /// Elements of a row of N: those of lanes V t to V t + V - 1 of a leaf are thread t's. `Lanes`:
 /// threads of a leaf, fewer than a warp where V times as many hold the row, or a power of two of
 /// such lines of it, or the leaf's 128 lanes; `Warps`: of the team, so many threads of which take a
-/// leaf at a time, and those go round; `Soon`: as join_lanes has it.
-template <class A, int64_t N, int Lanes, int Warps, bool Soon, int V>
+/// leaf at a time, and those go round; `Soon`: as join_lanes has it; `Blocks`: of a cluster that
+/// hold a row together, neighbouring leaves each.
+template <class A, int64_t N, int Lanes, int Warps, bool Soon, int V, int Blocks>
 struct Held {
     static constexpr int leaves = int((N + kTreeLeaf - 1) / kTreeLeaf),
-                         together = Warps > 1 ? Warps * 32 / Lanes : 1,  // leaves
-        turns = (leaves + together - 1) / together,
+                         own = Warps > 1 ? Warps * 32 / Lanes : 1,  // leaves of a block
+        together = own * Blocks, turns = (leaves + together - 1) / together,
                          span = Lanes * V < int(kTreeLanes) ? Lanes * V : int(kTreeLanes),
                          lines = N >= kTreeLeaf ? 4 : int((N + span - 1) / span);
     static constexpr bool short_lines = lines > 1 && span < int(kTreeLanes);  // which halve, too
@@ -31,7 +32,10 @@ struct Held {
     A a[turns][lines][V];
 
     __device__ __forceinline__ static int leaf_of(int turn) {
-        return Warps == 1 ? turn : turn * together + int(threadIdx.x / Lanes);
+        return Warps == 1 ? turn
+               : Blocks == 1
+                   ? turn * own + int(threadIdx.x / Lanes)
+                   : turn * together + int(blockIdx.x) % Blocks * own + int(threadIdx.x / Lanes);
     }
     __device__ __forceinline__ static int first(int turn, int line) {
         return leaf_of(turn) * int(kTreeLeaf) + line * span + V * int(threadIdx.x % Lanes);
@@ -115,9 +119,10 @@ struct RowNumber<false> {
 };
 
 /// A team that holds its rows.
-template <class A, int64_t N, int Lanes, int Warps, bool Soon = false, int V = 4>
+template <class A, int64_t N, int Lanes, int Warps, bool Soon = false, int V = 4, int Blocks = 1>
 struct HolderOf {
-    typedef Held<A, N, Lanes, Warps, Soon, V> Row;
+    typedef Held<A, N, Lanes, Warps, Soon, V, Blocks> Row;
+    static constexpr int blocks = Blocks;
     static constexpr bool holds = true, keeps = false,
                           pairs = Warps == 1 && N % V == 0;  // rows have none but whole pieces
     static constexpr int words = Warps > 1 ? (2 * Row::leaves + 3) / 4 * 4 : 0;  // of `shared`
@@ -224,7 +229,7 @@ struct HolderOf {
                 for (int i = 0; i + s < turns; i += 2 * s) v[i] = Op::join(v[i], v[i + s]);
             return v[0];
         } else {
-            static_assert(leaves <= 32);
+            static_assert(leaves <= 32 && Blocks == 1);
             A* const here = shared + side * leaves;
             side ^= 1;
             const int lane = threadIdx.x & 31;

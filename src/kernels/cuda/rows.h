@@ -31,10 +31,13 @@ std::string row_struct(const LoweredOp& op, const BlockLayout& layout, const std
                        const std::string& value, const std::string& a,
                        const std::string& beside = "", int own = -1, const char* reads = "");
 /// A function `name`<V>(block, a..., v): V elements in terms of type `a`, `value` once some steps
-/// are done, from those of the inputs that they read.
+/// are done, from those of the inputs that they read. `twos`: two to an instruction where they have
+/// 16 bits, as `name`<V, Out>, Out what two become (twos.cuh).
 std::string terms_text(const std::string& name, const LoweredOp& op, const BlockLayout& layout,
                        const std::vector<int>& read, const std::vector<size_t>& steps,
-                       const std::string& value, const std::string& a);
+                       const std::string& value, const std::string& a, bool twos = false);
+/// Whether steps have a form of two elements at a time.
+bool in_twos(const LoweredOp& op, const std::vector<size_t>& steps);
 /// Of how many elements that are read at once all rows along an axis of stride 1 begin at one
 /// place; 0: of none.
 int64_t alike(const View& view);

@@ -80,10 +80,11 @@ constexpr int64_t kCounterRow = 4096, kCounterWarps = 32;
 constexpr int64_t kLossRows = 1 << 16, kLossBlocks = 8;
 // Of softmax of rows that lanes hold in two pieces: warps of a block, rows of a team.
 constexpr int64_t kBriefWarps = 4, kBriefRows = 3;
-// Sums over rows beside a norm's gradient: elements of a row at least, its leaves at most, elements
-// of all rows at least, of float32 twice as many (1024x1024 took 17.2 us for 13.7); registers and
-// bytes of shared memory of a processor that blocks share.
-constexpr int64_t kSumsTerms = 32, kSumsLeaves = 16, kSumsWork = 1 << 20;
+// Sums over rows beside a norm's gradient: elements of a row at least, its leaves at most, above
+// which of them two blocks hold a row (16384x8192 took 385 us for 393), elements of all rows at
+// least, of float32 twice as many (1024x1024 took 17.2 us for 13.7); registers and bytes of shared
+// memory of a processor that blocks share.
+constexpr int64_t kSumsTerms = 32, kSumsLeaves = 32, kBlockLeaves = 8, kSumsWork = 1 << 20;
 constexpr int64_t kSumsRegisters = 65536, kSumsShared = 224 << 10;
 constexpr int64_t kFullWarps = 32;      // of a processor, from which on a warp takes two leaves
 constexpr int64_t kSoonWarps = 8;       // of a processor, up to which they exchange more, sooner
