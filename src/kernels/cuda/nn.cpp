@@ -25,13 +25,17 @@ class RowText {
           outer_(inputs_ + static_cast<int>(op.outputs.size())),
           norm_(name_.starts_with("normalize")),
           kept_(kept_warps(op, row_, limits)),
+          alone_(alone()),
           filled_(filled()),
           // An empty row of a norm has its rstd too.
           rows_(row_.n || norm_ ? element_count(row_.others) : 0),
           ahead_(ahead()) {}
 
     KernelText text() {
-        text_.includes = {filled_.warps ? "filled_rows.cuh" : kept_ ? "kept_rows.cuh" : "nn.cuh"};
+        text_.includes = {alone_ && (filled_.warps || ahead_) ? "loss_rows.cuh"
+                          : filled_.warps                     ? "filled_rows.cuh"
+                          : kept_                             ? "kept_rows.cuh"
+                                                              : "nn.cuh"};
         text_.name = cat(kernel_stem(op_), "_", dtype_abbrev(row_.x->dtype));
         operands();
         put();
@@ -180,9 +184,18 @@ class RowText {
         return view.shape.rank() == row_.x->shape.rank() && (size == 2 || size == 4) &&
                (step == 0 || (step == 1 && alike(view) > 0 && alike(view) % 4 == 0));
     }
+    /// Whether losses are all that is made of rows that lie in memory, in 16 bits.
+    bool alone() const {
+        return name_ == "cross_entropy" && !loss_region(op_) && stored().empty() &&
+               row_.axes == 1 && row_.operands[0] < inputs_ && is_16_bit(row_.x->dtype) &&
+               row_.x->strides[row_.axis] == 1;
+    }
     /// How blocks have rows that they fill ahead; of no warps: they don't.
     FilledTeam filled() const {
         const bool back = name_ == "normalize_bwd";
+        if (alone_)
+            return own_of(0) < 0 ? FilledTeam()
+                                 : filled_losses(row_, element_count(row_.others), limits_);
         if ((name_ != "normalize" && name_ != "normalize_mean" && !back &&
              !name_.ends_with("softmax_bwd")) ||
             row_.axes > 1 || a_ != "float" || row_.n % 8 != 0)
@@ -521,6 +534,9 @@ class RowText {
         text_.shared = static_cast<uint32_t>(filled_.bytes);
         const bool log = name_.starts_with("log_"), back = name_.ends_with("_bwd");
         const bool set = norm_ ? row_.attrs->flag("center") : log;
+        if (alone_)
+            return call("cross_entropy_filled",
+                        cat(filled_.warps, ", ", kLossLanes, ", ", cuda_type(row_.x->dtype), ", "));
         const std::string kernel = norm_ ? back ? "normalize_bwd" : "normalize"
                                    : log ? name_.substr(4)
                                          : name_;
@@ -559,6 +575,12 @@ class RowText {
         if (loss_region(op_))
             return call("cross_entropy_with_grad", cat(type, ahead_ ? text_.threads : 0, ", "),
                         number_of(row_.at + 1));
+        if (alone_ && ahead_) {
+            if (team.warps > 1)
+                text_.shared += static_cast<uint32_t>(8 * ceil_div(team.warps, 4) * 4);
+            return call("cross_entropy_ahead",
+                        cat(type, text_.threads, ", ", cuda_type(row_.x->dtype), ", "));
+        }
         if (name_ == "cross_entropy_grad")
             return call("cross_entropy_grad_rows", type, number_of(row_.at));
         const bool softmax = !norm_ && name_ != "cross_entropy", log = name_.starts_with("log_");
@@ -588,6 +610,7 @@ class RowText {
     const int inputs_, outer_;  // how many inputs, and inputs and results
     const bool norm_;
     const int kept_;  // kept_warps
+    const bool alone_;
     const FilledTeam filled_;
     const int64_t rows_;
     const bool ahead_;             // rows are read while their team is at the one before

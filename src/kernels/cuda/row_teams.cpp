@@ -161,6 +161,20 @@ FilledTeam filled_team(const RowOp& row, int64_t rows, int64_t count, int64_t su
     return team;
 }
 
+FilledTeam filled_losses(const RowOp& row, int64_t rows, const Limits& limits) {
+    if (limits.one_block || limits.most_warps < 32 || (limits.major != 9 && limits.major != 10))
+        return {};
+    const int64_t leaves = ceil_div(row.n, kTreeLeaf), most = 32;
+    if (leaves <= kHeldLeaves || leaves > 128 || row.n % 8 != 0) return {};
+    FilledTeam team;
+    team.bytes = 2 * row.n + 8 * (most + leaves);
+    if (team.bytes > kKeptShared) return {};
+    team.resident = rows > limits.processors && team.bytes <= kHalfShared ? 2 : 1;
+    const int64_t lots = ceil_div(leaves, 32 / kLossLanes);  // that a warp takes at a time
+    team.warps = ceil_div(lots, ceil_div(lots, most / team.resident));
+    return team;
+}
+
 bool spreads_rows(const LoweredOp& op, const Limits& limits) {
     // Blocks that stream few rows leave processors idle, which a copy has all to itself.
     const RowOp row = row_op_of(op);

@@ -41,6 +41,8 @@ struct FilledTeam {
 /// Of `count` rows of 16 bits at a time, `sums` made of each.
 FilledTeam filled_team(const RowOp& row, int64_t rows, int64_t count, int64_t sums,
                        const Limits& limits);
+/// The same where losses are all that is made of the rows (loss_rows.cuh).
+FilledTeam filled_losses(const RowOp& row, int64_t rows, const Limits& limits);
 
 /// The parts of a kernel that makes sums beside a row op (row_sums.cpp): where operands lie, what
 /// there is one of for each row, what becomes of elements, the shape; @_terms0, ... of what the

@@ -268,38 +268,64 @@ __device__ __forceinline__ void each_piece(const Body& body) {
                 body(turn * Row::lines + line, i);
 }
 
-/// body(r, mine, x) for the team's rows, as each() has them, of which the next is on its way
-/// meanwhile as it is stored. Blocks of so many threads, which go on to further rows.
-template <class Team, int64_t Rows, int Threads, class Make, class Body>
-__device__ __forceinline__ void each_ahead(const Grid& grid, const Make& make, const Body& body) {
+/// The rows of a team, as each() has them, of which the next is on its way as it is stored. Blocks
+/// of so many threads, which go on to further rows.
+template <class Team, int64_t Rows, int Threads, class Make>
+struct AheadRows {
     typedef typename Team::Row Row;
-    constexpr int V = Row::side, pieces = Row::turns * Row::lines, teams = Team::count(Threads);
-    constexpr int near = teams == 1 ? 1 : teams / (Threads / 32);  // a warp's at a time
-    typedef typename decltype(make(0))::template Some<V> Some;
     typedef typename RowNumber<(Rows < (1 << 30))>::type Number;
-    constexpr auto rows = Number(Rows);
-    const Number step = Number(grid.blocks) * teams;
-    const int own = teams == 1 ? 0 : int(threadIdx.x) / (Threads / teams);
-    const bool together = make(0).template together<V>();
+    static constexpr int V = Row::side, pieces = Row::turns * Row::lines,
+                         teams = Team::count(Threads),
+                         near = teams == 1 ? 1 : teams / (Threads / 32);  // a warp's at a time
+    static constexpr auto rows = Number(Rows);
+    typedef decltype(static_cast<const Make*>(nullptr)->operator()(0)) Made;
+    typedef typename Made::template Some<V> Some;
+    const Make& make;
+    const bool together;
+    const Number step;
+    Number r, first;
     Some next[pieces];
-    const auto load = [&](Number r) {
+
+    __device__ __forceinline__ AheadRows(const Grid& grid, const Make& make)
+        : make(make), together(make(0).template together<V>()), step(Number(grid.blocks) * teams) {
+        const int own = teams == 1 ? 0 : int(threadIdx.x) / (Threads / teams);
+        r = Number(grid.block) * teams + own;
+        first = r - own % near;
+        if (first < rows) load(r);
+    }
+    __device__ __forceinline__ void load(Number r) {
         const auto row = make(r < rows ? r : rows - 1);
         if (together)
             each_piece<Row>([&](int k, int i) { next[k] = row.template across<V, true>(i); });
         else
             each_piece<Row>([&](int k, int i) { next[k] = row.template across<V, false>(i); });
-    };
-    Number r = Number(grid.block) * teams + own, first = r - own % near;
-    if (first < rows) load(r);
-    for (; first < rows; first += step, r += step) {
-        const bool mine = near == 1 || rows % near == 0 || r < rows;
+    }
+    /// Has the row behind the current one come in its place.
+    __device__ __forceinline__ void ask() {
+        if (first + step < rows) load(r + step);
+    }
+    /// body(r, mine) for each row, which asks for the next.
+    template <class Body>
+    __device__ __forceinline__ void each(const Body& body) {
+        for (; first < rows; first += step, r += step) {
+            const bool mine = near == 1 || rows % near == 0 || r < rows;
+            body(mine ? r : rows - 1, mine);
+        }
+    }
+};
+/// body(r, mine, x) for those rows.
+template <class Team, int64_t Rows, int Threads, class Make, class Body>
+__device__ __forceinline__ void each_ahead(const Grid& grid, const Make& make, const Body& body) {
+    typedef typename Team::Row Row;
+    AheadRows<Team, Rows, Threads, Make> ahead(grid, make);
+    ahead.each([&](int64_t r, bool mine) {
         const auto row = make(0);
         Row x = {};
         each_piece<Row>(
-            [&](int k, int) { row.open(next[k], x.a[k / Row::lines][k % Row::lines]); });
-        if (first + step < rows) load(r + step);
-        body(mine ? r : rows - 1, mine, x);
-    }
+            [&](int k, int) { row.open(ahead.next[k], x.a[k / Row::lines][k % Row::lines]); });
+        ahead.ask();
+        body(r, mine, x);
+    });
 }
 
 // ---- rows in memory -----------------------------------------------------------------------------
