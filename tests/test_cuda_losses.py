@@ -323,3 +323,61 @@ def test_a_step_with_its_mean_from_a_file(tmp_path):
         want, got = step(), again()
         for name, value in want.items():
             assert value.numpy().tobytes() == got[name].numpy().tobytes()
+
+
+# ---- losses alone --------------------------------------------------------------------------------
+
+
+def alone(n, count, dtype="bfloat16", cut=0):
+    """A loss of each row, with labels that are no class. `cut`: of where rows begin."""
+    g = aicf.Graph("alone")
+    x = g.state("x", (count, n + cut), dtype, init=logits_of(n + cut, count, dtype))[:, cut:]
+    labels = np.random.default_rng(count).integers(-1, n + 1, count)
+    labels[0] = n - 1
+    g.output("loss", aicf.cross_entropy(x, g.constant(labels), reduction="none"))
+    return g
+
+
+def alone_call(n, count, dtype="bfloat16", arch="sm_90a"):
+    """The kernel of such losses, what it is called with, its launch bounds and its text."""
+    g = aicf.Graph("alone")
+    x, labels = g.state("x", (count, n), dtype), g.state("labels", (count,), "int64")
+    g.output("loss", aicf.cross_entropy(x, labels, reduction="none"))
+    (program,) = _core.cuda_programs(g._core, WITHOUT_BLOCK, 132, arch=arch)
+    name, call = re.search(
+        r"^    cross_entropy_(\w+)<float, (.*)aicf_\w+_Shape>\(", program, re.M
+    ).groups()
+    (bound,) = re.findall(r"__launch_bounds__\((.*?)\)", program)
+    return name, call, bound, program
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(
+    ("n", "count", "bound"),
+    [
+        (8184, 4224, None),
+        (8192, 4223, None),
+        (8192, 4224, "128, 8"),
+        (9000, 4224, "128, 8"),
+        (16384, 3167, None),
+        (16384, 3168, "128, 6"),
+        (16388, 300, None),
+        (16392, 132, "768"),
+        (16392, 300, "384, 2"),
+        (50304, 300, "384, 2"),
+        (57344, 300, "384, 2"),
+        (57352, 300, "768"),
+        (65536, 300, "1024"),
+        (65544, 300, None),
+    ],
+)
+def test_long_rows_of_losses_alone_are_filled_ahead(n, count, bound, dtype):
+    """From 16 leaves on where rows are many, in blocks that share a processor; none spills."""
+    for arch in ("sm_90a", "sm_80"):
+        name, _, found, program = alone_call(n, count, dtype, arch)
+        if arch == "sm_80" or bound is None:
+            assert name != "filled"
+        else:
+            assert (name, found) == ("filled", bound)
+        assert " 0 bytes spill stores" in _core.cuda_log(program, arch)

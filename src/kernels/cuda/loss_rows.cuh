@@ -61,30 +61,56 @@ __device__ __forceinline__ void exps_of_words(Words<E, V> x, float most, float (
         v[j] = Near ? scalar::exp_shifted(v[j] - most, 0.0f) : exp_below(v[j], most);
 }
 
-/// The losses of the rows that a block takes one after the other, of `Leaves` leaves. A row waits
-/// for one barrier, behind which its largest element is known, and the sum of the one before; the
-/// losses wait until each thread has one to make.
-template <class A, class E, int Leaves, int Warps, class Store>
-struct BlockLosses {
-    static constexpr int words = (Warps + 3) / 4 * 4;  // of `largest`
-    uint32_t* const largest_of;                        // warps, of two rows in turn
-    A* const sums;                                     // of leaves, likewise
-    const Store& store;                                // of parts and a row
-    int side = 0, turn = 0;
-    int64_t before = -1, own = -1;  // the row that is not yet done, the one whose loss this makes
-    A most_before = A(0);
-    LossParts<A> parts = {A(0), A(0)};
+/// The loss of one row, which a thread makes when others have one, too. Its label is asked for
+/// beforehand, and nothing waits for it.
+template <class A, class Shape, class Make, class Labels, class Loss, class Most, class Sum>
+struct OwnLoss {
+    const Make& make;
+    const Labels& labels;
+    const Loss& loss;
+    const Most& set_most;
+    const Sum& set_sum;
+    int64_t row = -1, label = 0;  // or none
+    A most = A(0), sum = A(0);
 
-    __device__ __forceinline__ BlockLosses(void* shared, const Store& store)
+    __device__ __forceinline__ OwnLoss(const Make& make, const Labels& labels, const Loss& loss,
+                                       const Most& set_most, const Sum& set_sum)
+        : make(make), labels(labels), loss(loss), set_most(set_most), set_sum(set_sum) {}
+    __device__ __forceinline__ void begin(int64_t r) {
+        row = r;
+        label = labels(r);
+    }
+    __device__ __forceinline__ void end() {
+        if (row < 0) return;
+        const auto known = [this](int64_t) { return label; };
+        store_loss<A, Shape>(LossParts<A>{most, sum}, row, make, known, loss, set_most, set_sum);
+        row = -1;
+    }
+};
+
+/// The losses of the rows that a block takes one after the other, of `Leaves` leaves. A row waits
+/// for one barrier, behind which its largest element is known, and the sum of the one before.
+template <class A, class E, int Leaves, int Warps, class Own>
+struct BlockLosses {
+    static constexpr int words = (Warps + 4) / 4 * 4;  // of `largest_of`
+    uint32_t* const largest_of;                        // warps, and a ticket, of two rows in turn
+    A* const sums;                                     // of leaves, likewise
+    Own& own;
+    int side = 0, turn = -1;  // whose loss the last row's is, -1: there is none
+    A most_before = A(0);
+
+    __device__ __forceinline__ BlockLosses(void* shared, Own& own)
         : largest_of(static_cast<uint32_t*>(shared)),
           sums(reinterpret_cast<A*>(largest_of + 2 * words)),
-          store(store) {}
+          own(own) {}
 
-    /// The largest element of row r, of which this thread has seen some.
-    __device__ __forceinline__ A most(int64_t r, Two<E> seen) {
+    /// The largest element of row r, of which this thread has seen some; `ticket` becomes the first
+    /// thread's.
+    __device__ __forceinline__ A most(int64_t r, Two<E> seen, uint32_t& ticket) {
         uint32_t* const here = largest_of + side * words;
         seen = largest_of_lanes<32>(seen);
         if (threadIdx.x % 32 == 0) here[threadIdx.x / 32] = seen.word;
+        if (threadIdx.x == 0) here[Warps] = ticket;
         __syncthreads();
         Two<E> all = {here[0]};
 #pragma unroll
@@ -92,11 +118,15 @@ struct BlockLosses {
             const auto four = *reinterpret_cast<const Pack<uint32_t, 4>*>(here + w);
 #pragma unroll
             for (int c = 0; c < 4; c++)
-                if (w + c < Warps) all = largest(all, {four.at[c]});
+                if (w + c < Warps)
+                    all = largest(all, {four.at[c]});
+                else if (w + c == Warps)
+                    ticket = four.at[c];
         }
         end_row();
         side ^= 1;
-        before = r;
+        turn++;
+        if (is_own_warp() && int(threadIdx.x % 32) == turn / Warps) own.begin(r);
         most_before = Extremes<E>::largest_of(all);
         return most_before;
     }
@@ -106,37 +136,38 @@ struct BlockLosses {
     __device__ __forceinline__ void end() {
         __syncthreads();
         end_row();
-        if (own >= 0) store(parts, own);
+        own.end();
     }
 
   private:
+    __device__ __forceinline__ bool is_own_warp() const {
+        return int(threadIdx.x) / 32 == turn % Warps;
+    }
     __device__ __forceinline__ void end_row() {
-        if (before < 0) return;
-        if (int(threadIdx.x) / 32 == turn % Warps) {
+        if (turn < 0) return;
+        if (is_own_warp()) {
             const A sum = join_leaves<SumOf<A>, Leaves>(sums + side * Leaves);
             if (int(threadIdx.x % 32) == turn / Warps) {
-                parts = {most_before, most_before - most_before == A(0)
-                                          ? sum
-                                          : static_cast<A>(scalar::from_bits(0x7fc00000u))};
-                own = before;
+                own.most = most_before;
+                own.sum = sum_below(most_before, sum);
             }
         }
-        if (++turn == 32 * Warps) {
-            store(parts, own);
-            own = -1;
-            turn = 0;
+        if (turn == 32 * Warps - 1) {
+            own.end();
+            turn = -1;
         }
     }
 };
 
-/// A row that a block has in shared memory, of which each thread reads the elements alone that it
-/// asks for: eight beside each other, in the place of which those of the next row come. `Lanes`
+/// What a block has of a row in shared memory, of which each thread reads the elements alone that
+/// it asks for: V beside each other, in the place of which those of the next row come. `Lanes`
 /// threads have a leaf.
-template <class E, int N, int Warps, int Lanes>
+template <class E, int N, int Warps, int Lanes, int V>
 struct OwnPieces {
-    static constexpr int V = 8, lines = 4, leaves = (N + int(kTreeLeaf) - 1) / int(kTreeLeaf),
+    static constexpr int lines = 4, leaves = (N + int(kTreeLeaf) - 1) / int(kTreeLeaf),
                          together = Warps * 32 / Lanes, turns = (leaves + together - 1) / together,
-                         span = V * Lanes, parts = int(kTreeLanes) / span;  // of a line
+                         span = V * Lanes, parts = int(kTreeLanes) / span,  // of a line
+        groups = turns * lines;                                             // of copies
     static_assert(N % V == 0 && parts * span == kTreeLanes);
     E* const row;
 
@@ -147,63 +178,82 @@ struct OwnPieces {
         return leaf_of(turn) * int(kTreeLeaf) + line * int(kTreeLanes) + part * span +
                V * int(threadIdx.x % Lanes);
     }
+    static constexpr bool all = N % (together * int(kTreeLeaf)) == 0;  // threads have whole leaves
     __device__ __forceinline__ static bool whole(int turn) {
-        return N % (together * int(kTreeLeaf)) == 0 || (leaf_of(turn) + 1) * int(kTreeLeaf) <= N;
+        return all || (leaf_of(turn) + 1) * int(kTreeLeaf) <= N;
     }
+    __device__ __forceinline__ static bool has(int i) { return all || i < N; }
     __device__ __forceinline__ Words<E, V> at(int i) const {
         return {*reinterpret_cast<const Pack<uint32_t, V / 2>*>(row + i)};
     }
-    /// Asks for a piece of row x.
-    __device__ __forceinline__ void ask(const E* x, int i) const {
-        if (aligned_for<V>(x)) {
-            copy_async<16>(row + i, x + i);
-        } else {
-#pragma unroll 1
-            for (int j = 0; j < V; j++) row[i + j] = x[i + j];
-        }
+    /// Asks for pieces of row x, if there is one and copies can bring it.
+    __device__ __forceinline__ void ask_line(const E* x, bool together, int turn, int line) const {
+#pragma unroll
+        for (int part = 0; part < parts; part++)
+            if (const int i = place(turn, line, part); together && has(i))
+                copy_async<2 * V>(row + i, x + i);
+        commit_copies();
     }
-    __device__ __forceinline__ void ask_all(const E* x) const {
+    __device__ __forceinline__ void ask(const E* x, bool together) const {
 #pragma unroll
         for (int turn = 0; turn < turns; turn++)
 #pragma unroll
-            for (int line = 0; line < lines; line++) {
-#pragma unroll
-                for (int part = 0; part < parts; part++)
-                    if (const int i = place(turn, line, part); x != nullptr && i < N) ask(x, i);
-                commit_copies();
-            }
+            for (int line = 0; line < lines; line++) ask_line(x, together, turn, line);
     }
-    /// What the row that has been asked for has at its extremes.
-    template <int Turn = 0, int Line = 0>
+    /// Brings a row that copies cannot.
+    __device__ __forceinline__ void bring(const E* x) const {
+#pragma unroll 1
+        for (int turn = 0; turn < turns; turn++)
+#pragma unroll 1
+            for (int line = 0; line < lines * parts; line++)
+                if (const int i = place(turn, line / parts, line % parts); has(i))
+#pragma unroll
+                    for (int j = 0; j < V; j++) row[i + j] = x[i + j];
+    }
+    /// What the row that has been asked for has at its extremes; `Later`: groups of copies that
+    /// have been asked for since.
+    template <int Later, int Group = 0>
     __device__ __forceinline__ void look(Extremes<E>& seen) const {
-        wait_copies<(turns - Turn) * lines - Line - 1>();
+        if constexpr (Group < groups) {
+            wait_copies<Later + groups - Group - 1>();
 #pragma unroll
-        for (int part = 0; part < parts; part++)
-            if (const int i = place(Turn, Line, part); i < N) seen.take(at(i));
-        if constexpr (Line + 1 < lines)
-            look<Turn, Line + 1>(seen);
-        else if constexpr (Turn + 1 < turns)
-            look<Turn + 1, 0>(seen);
+            for (int part = 0; part < parts; part++)
+                if (const int i = place(Group / lines, Group % lines, part); has(i))
+                    seen.take(at(i));
+            look<Later, Group + 1>(seen);
+        }
     }
-    /// The sum of a leaf's exponentials; asks for `next`, if there is one.
+    /// put(leaf, sum) of the exponentials of this thread's leaves; asks for row `next` if it comes
+    /// `together`.
+    template <class A, class Put>
+    __device__ __forceinline__ void sums(A most, bool near, const E* next, bool together,
+                                         const Put& put) const {
+#pragma unroll 1
+        for (int turn = 0; turn < turns; turn++) {
+            const A of_leaf = sum(turn, most, near, next, together);
+            if (const int leaf = leaf_of(turn); threadIdx.x % Lanes == 0 && (all || leaf < leaves))
+                put(leaf, of_leaf);
+        }
+    }
     template <class A>
-    __device__ __forceinline__ A sum(int turn, A most, bool near, const E* next) const {
+    __device__ __forceinline__ A sum(int turn, A most, bool near, const E* next,
+                                     bool together) const {
         A s[parts][V];
         if (near && whole(turn)) {
 #pragma unroll
             for (int line = 0; line < lines; line++) {
+                Words<E, V> x[parts];
+#pragma unroll
+                for (int part = 0; part < parts; part++) x[part] = at(place(turn, line, part));
+                ask_line(next, together, turn, line);
 #pragma unroll
                 for (int part = 0; part < parts; part++) {
-                    const int i = place(turn, line, part);
-                    const Words<E, V> x = at(i);
                     A v[V];
-                    exps_of_words<true>(x, most, v);
-                    if (next != nullptr) ask(next, i);
+                    exps_of_words<true>(x[part], most, v);
 #pragma unroll
                     for (int c = 0; c < V; c++)
                         s[part][c] = line == 0 ? v[c] : SumOf<A>::join(s[part][c], v[c]);
                 }
-                commit_copies();
             }
         } else {
 #pragma unroll
@@ -215,14 +265,13 @@ struct OwnPieces {
 #pragma unroll
                 for (int part = 0; part < parts; part++) {
                     const int i = place(turn, line, part);
-                    if (i >= N) break;
+                    if (!has(i)) break;
                     A v[V];
                     exps_of_words<false>(at(i), most, v);
-                    if (next != nullptr) ask(next, i);
 #pragma unroll
                     for (int c = 0; c < V; c++) s[part][c] = SumOf<A>::join(s[part][c], v[c]);
                 }
-                commit_copies();
+                ask_line(next, together, turn, line);
             }
         }
         __syncwarp();
@@ -238,36 +287,59 @@ struct OwnPieces {
     }
 };
 
-/// cross_entropy_rows of long rows, of which a block has one in shared memory.
-template <class A, int Warps, int Lanes, class E, class Shape, class Make, class Labels, class Loss,
+/// cross_entropy_rows of long rows, of which a block has one in shared memory. Each warp has as
+/// many lots of four leaves as the others, and at most one leaf more of the rest at a time. A block
+/// begins with two rows of its own and takes further ones by a counter, 0 before and after: some
+/// processors have a larger share of the memory's bandwidth than others.
+template <class A, int Warps, class E, class Shape, class Make, class Labels, class Loss,
           class Most, class Sum, class Put>
 __device__ __forceinline__ void cross_entropy_filled(const Grid& grid, Make make, Labels labels,
-                                                     Loss loss, Most set_most, Sum set_sum, Put) {
-    typedef OwnPieces<E, int(Shape::n), Warps, Lanes> Row;
+                                                     Loss loss, Most set_most, Sum set_sum, Put,
+                                                     uint32_t* counter) {
     typedef typename RowNumber<(Shape::rows < (1 << 30))>::type Number;
+    constexpr int n = int(Shape::n), leaf = int(kTreeLeaf), lot = 4 * leaf,
+                  in_lots = n / (Warps * lot) * (Warps * lot), leaves = (n + leaf - 1) / leaf;
+    static_assert(leaves <= 128);
+    typedef OwnPieces<E, in_lots, Warps, 8, 8> Lots;
+    typedef OwnPieces<E, n - in_lots, Warps, 32, 4> Rest;
     extern __shared__ __align__(16) char bytes[];
-    const Row row{reinterpret_cast<E*>(bytes)};
-    const auto store = [&](const LossParts<A>& parts, int64_t r) {
-        store_loss<A, Shape>(parts, r, make, labels, loss, set_most, set_sum);
-    };
-    BlockLosses<A, E, Row::leaves, Warps, decltype(store)> losses(row.row + Shape::n, store);
+    E* const kept = reinterpret_cast<E*>(bytes);
+    const Lots lots{kept};
+    const Rest rest{kept + in_lots};
+    typedef OwnLoss<A, Shape, Make, Labels, Loss, Most, Sum> Own;
+    Own own(make, labels, loss, set_most, set_sum);
+    BlockLosses<A, E, leaves, Warps, Own> losses(kept + n, own);
     constexpr auto rows = Number(Shape::rows);
     const auto step = Number(grid.blocks);
-    auto r = Number(grid.block);
-    row.ask_all(r < rows ? make(r).own() : nullptr);
-    for (; r < rows; r += step) {
-        const E* const next = r + step < rows ? make(r + step).own() : nullptr;
-        Extremes<E> seen;
-        row.look(seen);
-        const A most = losses.most(r, seen.most);
-        const bool near = seen.are_near(most);
-#pragma unroll 1
-        for (int turn = 0; turn < Row::turns; turn++) {
-            const A sum = row.sum(turn, most, near, next);
-            const int leaf = Row::leaf_of(turn);
-            if (threadIdx.x % Lanes == 0 && leaf < Row::leaves) losses.leaf(leaf, sum);
+    auto r = Number(grid.block), after = r + step;
+    const E* next = make(r).own();
+    const bool together = aligned_for<8>(next);  // as all rows are, or none
+    lots.ask(next, together);
+    rest.ask(next + in_lots, together);
+    uint32_t ticket = 0;
+    for (bool first = true; r < rows; first = false) {
+        if (!together) {
+            lots.bring(next);
+            rest.bring(next + in_lots);
         }
+        Extremes<E> seen;
+        lots.template look<Rest::groups>(seen);
+        rest.template look<0>(seen);
+        const A most = losses.most(r, seen.most, ticket);
+        if (!first) after = 2 * step + Number(ticket);
+        if (threadIdx.x == 0) {
+            if (!first && ticket == uint32_t(rows) - 1) clear_counter(counter);
+            ticket = atomicAdd(counter, 1u);
+        }
+        const bool near = seen.are_near(most), more = after < rows;
+        next = make(more ? after : r).own();
+        lots.sums(most, near, next, together && more,
+                  [&](int leaf, A sum) { losses.leaf(leaf, sum); });
+        rest.sums(most, near, next + in_lots, together && more,
+                  [&](int leaf, A sum) { losses.leaf(in_lots / int(kTreeLeaf) + leaf, sum); });
+        r = after;
     }
+    if (threadIdx.x == 0 && ticket == uint32_t(rows) - 1) clear_counter(counter);
     losses.end();
 }
 
@@ -286,69 +358,87 @@ struct HeldWords {
             seen.take(words[k]);
         });
     }
-    template <bool Near>
-    __device__ __forceinline__ void exps(A most, Row& x) const {
-        each_piece<Row>(
-            [&](int k, int) { exps_of_words<Near>(words[k], most, x.a[k / lines][k % lines]); });
-    }
-    __device__ __forceinline__ Row exps(A most) const {
-        Row x = {};
+    /// What its leaves' exponentials come to; done() once the words are read.
+    template <class Done>
+    __device__ __forceinline__ void leaf_sums(A most, A (&sums)[Row::turns],
+                                              const Done& done) const {
+        A all[Row::turns][V];
         if (seen.are_near(most))
-            exps<true>(most, x);
+            lane_sums<true>(most, all);
         else
-            exps<false>(most, x);
-        return x;
+            lane_sums<false>(most, all);
+        done();
+#pragma unroll
+        for (int turn = 0; turn < Row::turns; turn++)
+            sums[turn] = join_lanes<SumOf<A>, Team::lanes>(all[turn]);
+    }
+
+  private:
+    template <bool Near>
+    __device__ __forceinline__ void lane_sums(A most, A (&all)[Row::turns][V]) const {
+#pragma unroll
+        for (int turn = 0; turn < Row::turns; turn++) {
+            // Lines of short rows are halved, those of a leaf added one to the other.
+            constexpr int apart = Row::short_lines ? lines : 1;
+            A s[V][apart];
+#pragma unroll
+            for (int line = 0; line < lines; line++) {
+                A v[V];
+                const bool has = Row::has(Row::first(turn, line));
+                if (has) exps_of_words<Near>(words[turn * lines + line], most, v);
+#pragma unroll
+                for (int c = 0; c < V; c++) {
+                    A& to = s[c][line % apart];
+                    if (!has) v[c] = SumOf<A>::missing();
+                    to = line < apart ? v[c] : has ? SumOf<A>::join(to, v[c]) : to;
+                    keep_made(to);
+                }
+            }
+#pragma unroll
+            for (int c = 0; c < V; c++) all[turn][c] = halved<SumOf<A>>(s[c]);
+        }
+    }
+    /// So that a number is made before others are begun, which would all take registers.
+    __device__ __forceinline__ static void keep_made(A& x) {
+#ifdef __CUDACC_RTC__
+        asm volatile("" : "+f"(x));
+#endif
     }
 };
 
-/// cross_entropy_rows of rows that a team holds and reads ahead, by blocks of so many threads.
-template <class A, class Team, int Threads, class E, class Shape, class Make, class Labels,
-          class Loss, class Most, class Sum, class Put>
+/// cross_entropy_rows of rows of lanes of a warp, which read ahead, by blocks of so many threads.
+/// `Late`: only when they are done with what a row has stored, which takes fewer registers.
+template <class A, class Team, int Threads, class E, bool Late, class Shape, class Make,
+          class Labels, class Loss, class Most, class Sum, class Put>
 __device__ __forceinline__ void cross_entropy_ahead(const Grid& grid, Make make, Labels labels,
                                                     Loss loss, Most set_most, Sum set_sum, Put) {
-    extern __shared__ __align__(16) char bytes[];
     typedef typename Team::Row Row;
     typedef HeldWords<A, Team, E> Held;
+    typedef OwnLoss<A, Shape, Make, Labels, Loss, Most, Sum> Own;
+    Own own(make, labels, loss, set_most, set_sum);
+    constexpr int lanes = Team::lanes;
+    const int lane = threadIdx.x % lanes;
+    int turn = 0;
     AheadRows<Team, Shape::rows, Threads, Make> ahead(grid, make);
-    const auto store = [&](const LossParts<A>& parts, int64_t r) {
-        store_loss<A, Shape>(parts, r, make, labels, loss, set_most, set_sum);
-    };
-    if constexpr (Team::words > 0) {
-        BlockLosses<A, E, Row::leaves, Threads / 32, decltype(store)> losses(bytes, store);
-        ahead.each([&](int64_t r, bool) {
-            const Held held(make(0), ahead.next);
-            ahead.ask();
-            const A most = losses.most(r, held.seen.most);
-            A v[Row::turns];
-            held.exps(most).template leaf_results<SumOf<A>>(v);
-#pragma unroll
-            for (int turn = 0; turn < Row::turns; turn++) {
-                const int leaf = Row::leaf_of(turn);
-                if (Row::first(turn, 0) % int(kTreeLeaf) == 0 && leaf < Row::leaves)
-                    losses.leaf(leaf, v[turn]);
-            }
+    ahead.each([&](int64_t, bool) {
+        const Held held(make(0), ahead.next);
+        if (!Late) ahead.ask();
+        if (turn == 0)  // each lane has one of the next rows
+            if (const int64_t r = ahead.r + lane * int64_t(ahead.step); r < Shape::rows)
+                own.begin(r);
+        const A most = Extremes<E>::largest_of(largest_of_lanes<lanes>(held.seen.most));
+        A v[Row::turns];
+        held.leaf_sums(most, v, [&] {
+            if (Late) ahead.ask();
         });
-        losses.end();
-    } else {
-        constexpr int lanes = Threads / Team::count(Threads);
-        Team team{nullptr};
-        LossParts<A> parts = {A(0), A(0)};
-        int64_t own = -1;
-        int turn = 0;
-        ahead.each([&](int64_t r, bool mine) {
-            const Held held(make(0), ahead.next);
-            ahead.ask();
-            const A most = Extremes<E>::largest_of(largest_of_lanes<lanes>(held.seen.most)),
-                    sum = sum_where(team, held.exps(most), most);
-            if (mine && int(threadIdx.x % lanes) == turn) parts = {most, sum}, own = r;
-            if (++turn == lanes) {
-                if (own >= 0) store(parts, own);
-                own = -1;
-                turn = 0;
-            }
-        });
-        if (own >= 0) store(parts, own);
-    }
+        const A sum = sum_below(most, Team::template of_turns<SumOf<A>>(v));
+        if (lane == turn) own.most = most, own.sum = sum;
+        if (++turn == lanes) {
+            own.end();
+            turn = 0;
+        }
+    });
+    own.end();
 }
 
 }  // namespace aicf

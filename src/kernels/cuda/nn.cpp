@@ -25,7 +25,7 @@ class RowText {
           outer_(inputs_ + static_cast<int>(op.outputs.size())),
           norm_(name_.starts_with("normalize")),
           kept_(kept_warps(op, row_, limits)),
-          alone_(alone()),
+          alone_(losses_alone(op, row_)),
           filled_(filled()),
           // An empty row of a norm has its rstd too.
           rows_(row_.n || norm_ ? element_count(row_.others) : 0),
@@ -183,12 +183,6 @@ class RowText {
         const int64_t step = view.strides[row_.axis], size = dtype_size(view.dtype);
         return view.shape.rank() == row_.x->shape.rank() && (size == 2 || size == 4) &&
                (step == 0 || (step == 1 && alike(view) > 0 && alike(view) % 4 == 0));
-    }
-    /// Whether losses are all that is made of rows that lie in memory, in 16 bits.
-    bool alone() const {
-        return name_ == "cross_entropy" && !loss_region(op_) && stored().empty() &&
-               row_.axes == 1 && row_.operands[0] < inputs_ && is_16_bit(row_.x->dtype) &&
-               row_.x->strides[row_.axis] == 1;
     }
     /// How blocks have rows that they fill ahead; of no warps: they don't.
     FilledTeam filled() const {
@@ -534,9 +528,12 @@ class RowText {
         text_.shared = static_cast<uint32_t>(filled_.bytes);
         const bool log = name_.starts_with("log_"), back = name_.ends_with("_bwd");
         const bool set = norm_ ? row_.attrs->flag("center") : log;
-        if (alone_)
+        if (alone_) {
+            text_.counters = 1;
             return call("cross_entropy_filled",
-                        cat(filled_.warps, ", ", kLossLanes, ", ", cuda_type(row_.x->dtype), ", "));
+                        cat(filled_.warps, ", ", cuda_type(row_.x->dtype), ", "),
+                        cat(", block.ptr<uint32_t>(", layout_.tail, ")"));
+        }
         const std::string kernel = norm_ ? back ? "normalize_bwd" : "normalize"
                                    : log ? name_.substr(4)
                                          : name_;
@@ -575,11 +572,17 @@ class RowText {
         if (loss_region(op_))
             return call("cross_entropy_with_grad", cat(type, ahead_ ? text_.threads : 0, ", "),
                         number_of(row_.at + 1));
-        if (alone_ && ahead_) {
-            if (team.warps > 1)
-                text_.shared += static_cast<uint32_t>(8 * ceil_div(team.warps, 4) * 4);
+        if (alone_ && ahead_ && team.warps == 1) {
+            const bool late = row_.n > kTreeLeaf;
+            if (late) {
+                text_.resident = row_.n <= 24 * kWarp ? 6 : 5;
+                text_.blocks =
+                    std::min(ceil_div(units, warps),
+                             std::max(text_.blocks, text_.resident * int64_t{limits_.processors}));
+            }
             return call("cross_entropy_ahead",
-                        cat(type, text_.threads, ", ", cuda_type(row_.x->dtype), ", "));
+                        cat(type, text_.threads, ", ", cuda_type(row_.x->dtype),
+                            late ? ", true, " : ", false, "));
         }
         if (name_ == "cross_entropy_grad")
             return call("cross_entropy_grad_rows", type, number_of(row_.at));
@@ -647,6 +650,7 @@ KernelText loss_chain_text(const LoweredOp& chain, const Limits& limits) {
     KernelText text = row_text(loss, limits), part = text, total;
     total.name = "mean";
     total.counters = 1;
+    text.counters = 0;  // those of its parts
     text.name += "_mean";
     text.shared = std::max(text.shared, static_cast<uint32_t>(ceil_div(rows.shape[0], kTreeLeaf) *
                                                               dtype_size(rows.dtype)));

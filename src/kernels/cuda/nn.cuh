@@ -109,10 +109,14 @@ __device__ __forceinline__ bool are_near(const float (&x)[V], float most) {
     return furthest <= kNearBits;
 }
 
+/// A sum of exponentials, or NaN where `most` is not finite.
+template <class A>
+__device__ __forceinline__ A sum_below(A most, A sum) {
+    return most - most == A(0) ? sum : static_cast<A>(scalar::from_bits(0x7fc00000u));
+}
 template <class A, class Team, class Row>
 __device__ __forceinline__ A sum_where(Team& team, const Row& exps, A most) {
-    const A sum = team.template reduce<SumOf<A>>(exps);
-    return most - most == A(0) ? sum : static_cast<A>(scalar::from_bits(0x7fc00000u));
+    return sum_below(most, team.template reduce<SumOf<A>>(exps));
 }
 template <class A>
 struct ExpsBelow {

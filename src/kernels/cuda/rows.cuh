@@ -120,6 +120,7 @@ struct HolderOf {
     typedef Held<A, N, Lanes, Warps, Soon, V> Row;
     static constexpr bool holds = true, keeps = false,
                           pairs = Warps == 1 && N % V == 0;  // rows have none but whole pieces
+    static constexpr int lanes = Lanes;
     static constexpr int words = Warps > 1 ? (2 * Row::leaves + 3) / 4 * 4 : 0;  // of `shared`
     A* shared;     // of two reductions in turn, so that one barrier does for each
     int side = 0;  // whose turn it is
@@ -211,6 +212,15 @@ struct HolderOf {
         return MaxOf<float>::join(scalar::from_bits(all.word << 16),
                                   scalar::from_bits(all.word & 0xffff0000u));
     }
+    /// What leaves that a thread has one after the other come to.
+    template <class Op>
+    __device__ __forceinline__ static A of_turns(A (&v)[Row::turns]) {
+#pragma unroll
+        for (int s = 1; s < Row::turns; s *= 2)
+#pragma unroll
+            for (int i = 0; i + s < Row::turns; i += 2 * s) v[i] = Op::join(v[i], v[i + s]);
+        return v[0];
+    }
     /// Every thread of the team gets the result.
     template <class Op>
     __device__ __forceinline__ A reduce(const Row& row) {
@@ -218,11 +228,7 @@ struct HolderOf {
         A v[turns];
         row.template leaf_results<Op>(v);
         if constexpr (Warps == 1) {
-#pragma unroll
-            for (int s = 1; s < turns; s *= 2)
-#pragma unroll
-                for (int i = 0; i + s < turns; i += 2 * s) v[i] = Op::join(v[i], v[i + s]);
-            return v[0];
+            return of_turns<Op>(v);
         } else {
             static_assert(leaves <= 32);
             A* const here = shared + side * leaves;
