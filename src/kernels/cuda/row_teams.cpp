@@ -174,8 +174,8 @@ FilledTeam filled_losses(const RowOp& row, int64_t rows, const Limits& limits) {
         return {};
     const int64_t leaves = ceil_div(row.n, kTreeLeaf);
     if (row.n < kFilledLeaves * kTreeLeaf || leaves > 128 || row.n % 8 != 0) return {};
-    // Of those that fill a processor the one of which a scheduler has least to do, in leaves, of
-    // which it gets four at a time or one.
+    // Of those that fill a processor, better by several blocks, the one of which a scheduler has
+    // least to do: leaves, of which it gets four at a time or one.
     FilledTeam best;
     double least = 0;
     for (int64_t warps = 4; warps <= 32; warps += 4) {
@@ -183,13 +183,14 @@ FilledTeam filled_losses(const RowOp& row, int64_t rows, const Limits& limits) {
         team.warps = warps;
         team.bytes = 2 * row.n + 8 * (leaves + warps + 4);
         if (team.bytes > kKeptShared) return {};
+        const int64_t room = (kKeptShared + 1024) / (team.bytes + 1024);
         team.resident =
-            static_cast<int>(std::min({32 / warps, (kKeptShared + 1024) / (team.bytes + 1024),
-                                       ceil_div(rows, limits.processors)}));
+            static_cast<int>(std::min({32 / warps, room, ceil_div(rows, limits.processors)}));
         if (team.resident * warps < kFilledWarps) continue;
         const int64_t lots = row.n / (4 * kTreeLeaf * warps), rest = leaves - 4 * lots * warps;
-        const double takes =
-            static_cast<double>(lots * warps) + 1.15 * static_cast<double>(ceil_div(rest, 4));
+        const double alone = team.resident == 1 ? 1.2 : 1.0,
+                     takes = alone * (static_cast<double>(lots * warps) +
+                                      1.15 * static_cast<double>(ceil_div(rest, 4)));
         if (best.warps == 0 || takes < least) best = team, least = takes;
     }
     const int64_t blocks = best.resident * limits.processors;
