@@ -220,6 +220,10 @@ def families():
         "losses weighted 768": built(test_cuda_losses.weighted, 768, 1100, by="all"),
         "losses weighted 8192": built(test_cuda_losses.weighted, 8192, 140, "float32"),
         "losses weighted 16388": built(test_cuda_losses.weighted, 16388, 140),
+        "losses alone 64": built(test_cuda_losses.alone, 64, 9001),
+        "losses alone 768": built(test_cuda_losses.alone, 768, 901),
+        "losses alone 8192": built(test_cuda_losses.alone, 8192, 140, wild=False),
+        "losses alone 16392": built(test_cuda_losses.alone, 16392, 40, cut=-3),
         "losses and their mean": built(test_cuda_losses.mean_of, 100, 1500, "float32"),
         "losses 40000": built(test_cuda_rows.loss_of, 40000, 9, "bfloat16"),
         "table": built(

@@ -323,3 +323,157 @@ def test_a_step_with_its_mean_from_a_file(tmp_path):
         want, got = step(), again()
         for name, value in want.items():
             assert value.numpy().tobytes() == got[name].numpy().tobytes()
+
+
+# ---- losses alone --------------------------------------------------------------------------------
+
+
+def alone(n, count, dtype="bfloat16", cut=0, wild=True):
+    """A loss and, by another kernel of what the first has found, its gradient. `wild`: of numbers
+    that are not finite, and labels that are no class. `cut`: of where rows begin; they lie as far
+    from each other as eight more elements take, where it is below 0."""
+    rng = np.random.default_rng(count)
+    all_of = n + (cut if cut >= 0 else 8)
+    z = logits_of(all_of, count if wild else 8, dtype)
+    z = z if wild else np.resize(z, (count, all_of))
+    g = aicf.Graph("alone")
+    x = g.state("x", z.shape, dtype, init=z)[:, abs(cut) : abs(cut) + n]
+    labels = rng.integers(-1, n + 1, count) if wild else rng.integers(0, n, count)
+    loss = aicf.cross_entropy(x, g.constant(labels))
+    g.output("loss", loss)
+    if wild:
+        dy = g.state("dy", (), dtype, init=np.array(1000, z.dtype))
+        g.output("dx", aicf.grad(loss, [x], dy)[0])
+    return g
+
+
+def alone_call(n, count, dtype="bfloat16", arch="sm_90a"):
+    """The kernel of such losses, what it is called with, its launch bounds and its text."""
+    g = aicf.Graph("alone")
+    x, labels = g.state("x", (count, n), dtype), g.state("labels", (count,), "int64")
+    g.output("loss", aicf.cross_entropy(x, labels))
+    texts = _core.cuda_programs(g._core, WITHOUT_BLOCK, 132, arch=arch)
+    (program,) = (text for text in texts if "cross_entropy" in text)
+    call = re.search(r"^    cross_entropy_(\w+)<float, (.*)aicf_\w+_Shape>\(", program, re.M)
+    (bound,) = re.findall(r"__launch_bounds__\((.*?)\)", program)
+    return *call.groups(), bound, program
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(
+    ("n", "count", "bound"),
+    [
+        (8184, 4224, None),
+        (8192, 4223, None),
+        (8192, 4224, "128, 8"),
+        (9000, 4224, "128, 8"),
+        (16384, 3167, None),
+        (16384, 3168, "128, 6"),
+        (16388, 300, None),
+        (16392, 132, "512"),
+        (16392, 133, "256, 2"),
+        (16392, 700, "128, 6"),
+        (50304, 300, "256, 2"),
+        (57352, 300, "256, 2"),
+        (57360, 300, "896"),
+        (65536, 300, "512"),
+        (65544, 300, None),
+    ],
+)
+def test_long_rows_of_losses_alone_are_filled_ahead(n, count, bound, dtype):
+    """From 16 leaves on where rows are many, in blocks that share a processor; none spills but a
+    word of the shortest where a block has a processor alone."""
+    for arch in ("sm_90a", "sm_80"):
+        name, _, found, program = alone_call(n, count, dtype, arch)
+        if arch == "sm_80" or bound is None:
+            assert name != "filled"
+            continue
+        assert (name, found) == ("filled", bound)
+        spilled = int(re.search(r"(\d+) bytes spill stores", _core.cuda_log(program, arch))[1])
+        assert spilled <= (4 if (n, count) == (16392, 132) else 0)
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(
+    ("n", "count", "lanes", "bound"),
+    [
+        (40, 135_168, 4, "256"),
+        (48, 135_168, 4, "256"),
+        (56, 135_167, 2, None),
+        (56, 135_168, 2, "256"),
+        (64, 135_168, 2, "256"),
+        (96, 67_584, 8, "256"),
+        (104, 67_584, 4, "256"),
+        (128, 67_584, 4, "256"),
+        (136, 67_584, 16, "256"),
+        (512, 33_792, 16, "256"),
+        (520, 12_671, 32, None),
+        (520, 12_672, 32, "256, 6"),
+        (768, 12_672, 32, "256, 6"),
+        (772, 8448, 32, "256, 5"),
+        (1024, 8448, 32, "256, 5"),
+        (1028, 8448, 32, None),
+    ],
+)
+def test_short_rows_of_losses_alone_are_held_as_they_are_stored(n, count, lanes, bound, dtype):
+    """Where they are read ahead; with up to 32 elements to a lane of short ones."""
+    name, call, found, program = alone_call(n, count, dtype)
+    assert (name == "ahead") == (bound is not None)
+    if bound:
+        held, late = re.search(
+            r"HolderOf<float, \d+, (\d+), 1.*>, 256, \w+, (\w+), ", call
+        ).groups()
+        assert (int(held), late, found) == (lanes, str(n > 512).lower(), bound)
+        assert " 0 bytes spill stores" in _core.cuda_log(program, "sm_90a")
+
+
+# Rows that a GPU's teams take several of each, and rows of several blocks' shares.
+ALONE = [
+    *((n, 0, rows) for n, rows in ((40, 1200), (64, 1200), (100, 600), (512, 260), (768, 100))),
+    *((n, cut, rows) for n, cut, rows in ((772, 3, 70), (1024, -4, 70), (8192, 0, 33))),
+]
+
+
+def bits_of_losses_alone(n, count, dtype, cut):
+    """By a mean, and by a gradient apart; in step after step: what blocks count is 0 again."""
+    for wild in (False, True):
+        ends = []
+        for device, passes in (("cpu", "default"), ("cuda", [] if wild else WITHOUT_BLOCK)):
+            step = alone(n, count, dtype, cut, wild).compile(
+                device=device, passes=passes, checks="off", seed=1
+            )
+            first, again = ({k: v.numpy() for k, v in step().items()} for _ in range(2))
+            assert all(first[k].tobytes() == again[k].tobytes() for k in first)
+            ends.append(first)
+        for name, value in ends[0].items():
+            alike(value, ends[1][name])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(("n", "cut", "rows"), ALONE)
+def test_bits_of_losses_alone(n, cut, rows, dtype):
+    processors = _core.cuda_info()["devices"][0]["multiprocessors"]
+    bits_of_losses_alone(n, rows * processors + 3, dtype, cut)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("n", "count", "cut", "dtype"),
+    [
+        (16384, 9, 0, "bfloat16"),
+        (16388, 9, 0, "bfloat16"),
+        (16392, 300, 0, "bfloat16"),
+        (16392, 40, -3, "float16"),
+        (20008, 30, 0, "float16"),
+        (50304, 9, 0, "bfloat16"),
+        (57352, 9, 0, "float16"),
+        (57360, 9, -8, "bfloat16"),
+        (65536, 9, 0, "bfloat16"),
+        (65544, 9, 0, "bfloat16"),
+    ],
+)
+def test_bits_of_long_losses_alone(n, count, cut, dtype):
+    bits_of_losses_alone(n, count, dtype, cut)

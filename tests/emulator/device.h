@@ -268,6 +268,26 @@ inline void max_NaN_bf16x2(u32& to, u32 a, u32 b) {
     max_NaN_f32(low, high_bfloat(a << 16), high_bfloat(b << 16));
     to = bfloat_of(high) << 16 | bfloat_of(low);
 }
+inline void max_NaN_f16x2(u32& to, u32 a, u32 b) {
+    float high, low;
+    max_NaN_f32(high, of_half(a >> 16), of_half(b >> 16));
+    max_NaN_f32(low, of_half(a & 0xffff), of_half(b & 0xffff));
+    to = half_of(high) << 16 | half_of(low);
+}
+inline float lesser(float a, float b) {
+    float least;
+    if (a != a || b != b) return a == a ? a : b;
+    max_NaN_f32(least, -a, -b);
+    return -least;
+}
+inline void min_bf16x2(u32& to, u32 a, u32 b) {
+    to = bfloat_of(lesser(high_bfloat(a), high_bfloat(b))) << 16 |
+         bfloat_of(lesser(high_bfloat(a << 16), high_bfloat(b << 16)));
+}
+inline void min_f16x2(u32& to, u32 a, u32 b) {
+    to = half_of(lesser(of_half(a >> 16), of_half(b >> 16))) << 16 |
+         half_of(lesser(of_half(a & 0xffff), of_half(b & 0xffff)));
+}
 inline void min_NaN_f32(float& to, float a, float b) {
     max_NaN_f32(to, -a, -b);
     to = -to;

@@ -117,8 +117,7 @@ struct KeptRows {
             __syncwarp();  // so that what comes next is asked for now, not behind the last turn
         }
         __syncthreads();
-        const A sum = join_leaves<SumOf<A>, leaves>(sums);
-        return most - most == A(0) ? sum : static_cast<A>(scalar::from_bits(0x7fc00000u));
+        return sum_below(most, join_leaves<SumOf<A>, leaves>(sums));
     }
 
   private:

@@ -25,13 +25,17 @@ class RowText {
           outer_(inputs_ + static_cast<int>(op.outputs.size())),
           norm_(name_.starts_with("normalize")),
           kept_(kept_warps(op, row_, limits)),
+          alone_(losses_alone(op, row_)),
           filled_(filled()),
           // An empty row of a norm has its rstd too.
           rows_(row_.n || norm_ ? element_count(row_.others) : 0),
           ahead_(ahead()) {}
 
     KernelText text() {
-        text_.includes = {filled_.warps ? "filled_rows.cuh" : kept_ ? "kept_rows.cuh" : "nn.cuh"};
+        text_.includes = {alone_ && (filled_.warps || ahead_) ? "loss_rows.cuh"
+                          : filled_.warps                     ? "filled_rows.cuh"
+                          : kept_                             ? "kept_rows.cuh"
+                                                              : "nn.cuh"};
         text_.name = cat(kernel_stem(op_), "_", dtype_abbrev(row_.x->dtype));
         operands();
         put();
@@ -184,6 +188,9 @@ class RowText {
     /// How blocks have rows that they fill ahead; of no warps: they don't.
     FilledTeam filled() const {
         const bool back = name_ == "normalize_bwd";
+        if (alone_)
+            return own_of(0) < 0 ? FilledTeam()
+                                 : filled_losses(row_, element_count(row_.others), limits_);
         if ((name_ != "normalize" && name_ != "normalize_mean" && !back &&
              !name_.ends_with("softmax_bwd")) ||
             row_.axes > 1 || a_ != "float" || row_.n % 8 != 0)
@@ -533,6 +540,12 @@ class RowText {
         text_.shared = static_cast<uint32_t>(filled_.bytes);
         const bool log = name_.starts_with("log_"), back = name_.ends_with("_bwd");
         const bool set = norm_ ? row_.attrs->flag("center") : log;
+        if (alone_) {
+            text_.counters = 1;
+            return call("cross_entropy_filled",
+                        cat(filled_.warps, ", ", cuda_type(row_.x->dtype), ", "),
+                        cat(", block.ptr<uint32_t>(", layout_.tail, ")"));
+        }
         const std::string kernel = norm_ ? back ? "normalize_bwd" : "normalize"
                                    : log ? name_.substr(4)
                                          : name_;
@@ -575,6 +588,18 @@ class RowText {
         if (loss_region(op_))
             return call("cross_entropy_with_grad", cat(type, ahead_ ? text_.threads : 0, ", "),
                         number_of(row_.at + 1));
+        if (alone_ && ahead_ && team.warps == 1) {
+            const bool late = row_.n > kTreeLeaf;
+            if (late) {
+                text_.resident = row_.n <= 24 * kWarp ? 6 : 5;
+                text_.blocks =
+                    std::min(ceil_div(units, warps),
+                             std::max(text_.blocks, text_.resident * int64_t{limits_.processors}));
+            }
+            return call("cross_entropy_ahead",
+                        cat(type, text_.threads, ", ", cuda_type(row_.x->dtype),
+                            late ? ", true, " : ", false, "));
+        }
         if (name_ == "cross_entropy_grad")
             return call("cross_entropy_grad_rows", type, number_of(row_.at));
         const bool softmax = !norm_ && name_ != "cross_entropy", log = name_.starts_with("log_");
@@ -594,7 +619,7 @@ class RowText {
         std::string end = norm_ && !back ? last_of_norm() : "";
         if (by_counter(team)) {
             text_.counters = 1;
-            end += cat(", ByCounter{block.ptr<uint32_t>(", layout_.tail, ")}");
+            end += cat(", block.ptr<uint32_t>(", layout_.tail, ")");
         }
         call(kernel + (norm_ && ahead_ ? "_ahead" : "_rows"), type + flags, end);
     }
@@ -608,6 +633,7 @@ class RowText {
     const int inputs_, outer_;  // how many inputs, and inputs and results
     const bool norm_;
     const int kept_;  // kept_warps
+    const bool alone_;
     const FilledTeam filled_;
     const int64_t rows_;
     const bool ahead_;             // rows are read while their team is at the one before
@@ -644,6 +670,7 @@ KernelText loss_chain_text(const LoweredOp& chain, const Limits& limits) {
     KernelText text = row_text(loss, limits), part = text, total;
     total.name = "mean";
     total.counters = 1;
+    text.counters = 0;  // those of its parts
     text.name += "_mean";
     text.shared = std::max(text.shared, static_cast<uint32_t>(ceil_div(rows.shape[0], kTreeLeaf) *
                                                               dtype_size(rows.dtype)));

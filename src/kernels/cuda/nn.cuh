@@ -109,10 +109,14 @@ __device__ __forceinline__ bool are_near(const float (&x)[V], float most) {
     return furthest <= kNearBits;
 }
 
+/// A sum of exponentials, or NaN where `most` is not finite.
+template <class A>
+__device__ __forceinline__ A sum_below(A most, A sum) {
+    return most - most == A(0) ? sum : static_cast<A>(scalar::from_bits(0x7fc00000u));
+}
 template <class A, class Team, class Row>
 __device__ __forceinline__ A sum_where(Team& team, const Row& exps, A most) {
-    const A sum = team.template reduce<SumOf<A>>(exps);
-    return most - most == A(0) ? sum : static_cast<A>(scalar::from_bits(0x7fc00000u));
+    return sum_below(most, team.template reduce<SumOf<A>>(exps));
 }
 template <class A>
 struct ExpsBelow {
@@ -247,11 +251,11 @@ __device__ __forceinline__ void softmax_row(Team& team, const Row& x, int64_t r,
     }
 }
 /// Masked: a row of -inf alone is 0. Ahead: the threads of blocks that read a row while they are at
-/// the one before it, or 0.
+/// the one before it, or 0; these may take rows by a counter.
 template <class A, class Team, bool Log, bool Masked, int Ahead, class Shape, class Make, class Put,
-          class Order = InTurn>
+          class... Counter>
 __device__ __forceinline__ void softmax_rows(const Grid& grid, Make make, Put put,
-                                             Order order = {}) {
+                                             Counter... counter) {
     extern __shared__ __align__(16) char bytes[];
     Team team{reinterpret_cast<A*>(bytes)};
     constexpr bool Looks = looks<A, Team, Shape>;
@@ -261,7 +265,7 @@ __device__ __forceinline__ void softmax_rows(const Grid& grid, Make make, Put pu
             [&](int64_t r, bool mine, const typename Team::Row& x) {
                 softmax_row<A, Log, Masked, Looks, Shape::narrow>(team, x, r, mine, put);
             },
-            order);
+            counter...);
     else
         Team::template each<Shape::rows>(grid, [&](int64_t r, bool mine) {
             softmax_row<A, Log, Masked, Looks, Shape::narrow>(team, team.take(make(r)), r, mine,

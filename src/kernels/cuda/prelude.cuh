@@ -141,10 +141,24 @@ struct Two {
     uint32_t word;
 };
 #if __CUDA_ARCH__ >= 800
-__device__ __forceinline__ Two<Brain> largest(Two<Brain> a, Two<Brain> b) {
-    Two<Brain> most;
-    asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(most.word) : "r"(a.word), "r"(b.word));
+template <class E>
+__device__ __forceinline__ Two<E> largest(Two<E> a, Two<E> b) {
+    Two<E> most;
+    if constexpr (same_type<E, Brain>)
+        asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(most.word) : "r"(a.word), "r"(b.word));
+    else
+        asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(most.word) : "r"(a.word), "r"(b.word));
     return most;
+}
+/// Of a number and NaN the number.
+template <class E>
+__device__ __forceinline__ Two<E> smallest(Two<E> a, Two<E> b) {
+    Two<E> least;
+    if constexpr (same_type<E, Brain>)
+        asm("min.bf16x2 %0, %1, %2;" : "=r"(least.word) : "r"(a.word), "r"(b.word));
+    else
+        asm("min.f16x2 %0, %1, %2;" : "=r"(least.word) : "r"(a.word), "r"(b.word));
+    return least;
 }
 #endif
 #if __CUDA_ARCH__ >= 900

@@ -60,6 +60,12 @@ bool is_row_op(const LoweredDef& def) {
                        [&](const auto& passes) { return passes.first == def.name; });
 }
 
+bool losses_alone(const LoweredOp& op, const RowOp& row) {
+    return row.def->name == "cross_entropy" && !loss_region(op) && passes_of(op, row) == 2 &&
+           row.axes == 1 && row.operands[0] < static_cast<int>(op.inputs.size()) &&
+           is_16_bit(row.x->dtype) && row.x->strides[row.axis] == 1;
+}
+
 RowOp row_op_of(const LoweredOp& op) {
     RowOp row{op.def, &op.attrs, {}};
     if (op.body.empty()) {
@@ -110,6 +116,8 @@ Team row_team(const LoweredOp& op, const RowOp& row, const Limits& limits) {
     half.lanes /= 2;
     if (team.side == 8 && row.n > 4 * team.side && row.n <= kTreeLanes &&
         half.units(rows) > kSoonWarps * limits.processors) {
+        // Twice as many of losses alone, where a power of two makes a row.
+        if (row.n > 12 * half.lanes && losses_alone(op, row)) half.lanes /= 2;
         half.type = cat("HolderOf<", wide_type(row.x->dtype), ", ", row.n, ", ", half.lanes,
                         ", 1, false, 8>");
         team = half;
@@ -159,6 +167,35 @@ FilledTeam filled_team(const RowOp& row, int64_t rows, int64_t count, int64_t su
     team.resident = rows > limits.processors && team.bytes <= kHalfShared ? 2 : 1;
     team.warps = ceil_div(leaves, ceil_div(leaves, 32 / team.resident));
     return team;
+}
+
+FilledTeam filled_losses(const RowOp& row, int64_t rows, const Limits& limits) {
+    if (limits.one_block || limits.most_warps < 32 || (limits.major != 9 && limits.major != 10))
+        return {};
+    const int64_t leaves = ceil_div(row.n, kTreeLeaf);
+    if (row.n < kFilledLeaves * kTreeLeaf || leaves > 128 || row.n % 8 != 0) return {};
+    // Of those that fill a processor, better by several blocks, the one of which a scheduler has
+    // least to do: leaves, of which it gets four at a time or one.
+    FilledTeam best;
+    double least = 0;
+    for (int64_t warps = 4; warps <= 32; warps += 4) {
+        FilledTeam team;
+        team.warps = warps;
+        team.bytes = 2 * row.n + 8 * (leaves + warps + 4);
+        if (team.bytes > kKeptShared) return {};
+        const int64_t room = (kKeptShared + 1024) / (team.bytes + 1024);
+        team.resident =
+            static_cast<int>(std::min({32 / warps, room, ceil_div(rows, limits.processors)}));
+        if (team.resident * warps < kFilledWarps) continue;
+        const int64_t lots = row.n / (4 * kTreeLeaf * warps), rest = leaves - 4 * lots * warps;
+        const double alone = team.resident == 1 ? 1.2 : 1.0,
+                     takes = alone * (static_cast<double>(lots * warps) +
+                                      1.15 * static_cast<double>(ceil_div(rest, 4)));
+        if (best.warps == 0 || takes < least) best = team, least = takes;
+    }
+    const int64_t blocks = best.resident * limits.processors;
+    if (leaves <= kHeldLeaves && rows < kAheadRows * blocks) return {};
+    return best;
 }
 
 bool spreads_rows(const LoweredOp& op, const Limits& limits) {

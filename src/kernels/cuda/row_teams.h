@@ -26,6 +26,8 @@ struct RowOp {
     int first() const { return axis - axes + 1; }
 };
 RowOp row_op_of(const LoweredOp& op);
+/// Whether losses are all that is made of rows that lie in memory, in 16 bits (loss_rows.cuh).
+bool losses_alone(const LoweredOp& op, const RowOp& row);
 /// The inputs that make the elements of an operand of the row op.
 std::vector<int> row_reads(const LoweredOp& op, const RowOp& row, int position);
 Team row_team(const LoweredOp& op, const RowOp& row, const Limits& limits);
@@ -41,6 +43,8 @@ struct FilledTeam {
 /// Of `count` rows of 16 bits at a time, `sums` made of each.
 FilledTeam filled_team(const RowOp& row, int64_t rows, int64_t count, int64_t sums,
                        const Limits& limits);
+/// The same of losses alone.
+FilledTeam filled_losses(const RowOp& row, int64_t rows, const Limits& limits);
 
 /// The parts of a kernel that makes sums beside a row op (row_sums.cpp): where operands lie, what
 /// there is one of for each row, what becomes of elements, the shape; @_terms0, ... of what the

@@ -38,12 +38,12 @@ class RowStruct {
     /// The two structs, once all inputs are read.
     std::string text(const std::string& name, const std::vector<size_t>& steps,
                      const std::string& value) const {
-        return cat("struct @_Row", name, " {\n    const @_Block& block;\n", fields_,
-                   make_text(steps, value), load_text(), beside_.empty() ? "" : stored_text(),
-                   own_ < 0 ? "" : own_text(steps.empty()), "};\nstruct @_Make", name,
-                   " {\n    const @_Block& block;\n    __device__ __forceinline__ @_Row", name,
-                   " operator()(int64_t r) const {\n        return {block, ", makes_,
-                   "};\n    }\n};\n");
+        return cat(
+            "struct @_Row", name, " {\n    const @_Block& block;\n", fields_,
+            make_text(steps, value), load_text(), beside_.empty() ? "" : stored_text(steps.empty()),
+            own_ < 0 ? "" : own_text(steps.empty()), "};\nstruct @_Make", name,
+            " {\n    const @_Block& block;\n    __device__ __forceinline__ @_Row", name,
+            " operator()(int64_t r) const {\n        return {block, ", makes_, "};\n    }\n};\n");
     }
 
   private:
@@ -58,6 +58,10 @@ class RowStruct {
         const std::string load = cat("x", k, ".template across<V, ", side, ", Together>(i)");
         list(loads_, load);
         list(others_, k == own_ ? "{}" : load);
+        words_ = cat("    template <int V>\n    __device__ __forceinline__ Words<", e,
+                     ", V> words(const Some<V>& some) const {\n        Two<", e,
+                     "> a[V / 2];\n        some.x", k, ".twos(a);\n        return Words<", e,
+                     ", V>::of(a);\n    }\n");
         if (k != own_) others_together_ += cat(" && x", k, ".template together<V, ", side, ">()");
         open_ +=
             cat("        ", wide, " a", k, "[V];\n#pragma unroll\n        for (int j = 0; j < V; ",
@@ -94,7 +98,7 @@ class RowStruct {
     }
 
     /// across<V>, which loads elements as they are stored, and open<V>, which computes with them.
-    std::string stored_text() const {
+    std::string stored_text(bool direct) const {
         return cat("    template <int V>\n    struct Some {\n", stored_,
                    "    };\n    template <int V>\n    __device__ __forceinline__ bool "
                    "together() const {\n        return true",
@@ -105,7 +109,7 @@ class RowStruct {
                    "};\n    }\n    template <int V>\n    __device__ __forceinline__ "
                    "void open(const Some<V>& some, ",
                    a_, " (&v)[V]) const {\n", open_, "        make<V>(", operands_,
-                   ", v);\n    }\n");
+                   ", v);\n    }\n", direct ? words_ : "");
     }
 
     /// What FilledRows takes of a row; `direct`: elements are those of the input.
@@ -134,6 +138,7 @@ class RowStruct {
     std::string params_, operands_;                 // of make<V>
     std::string load_one_, load_some_, aligned_;    // statements; a condition
     std::string stored_, together_, loads_, open_;  // the same of elements as they are stored
+    std::string words_;                             // the same of the one input, in pairs
     std::string others_, others_together_;          // of inputs that are not own_
 };
 

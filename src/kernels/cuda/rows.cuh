@@ -125,6 +125,7 @@ struct HolderOf {
     static constexpr int blocks = Blocks;
     static constexpr bool holds = true, keeps = false,
                           pairs = Warps == 1 && N % V == 0;  // rows have none but whole pieces
+    static constexpr int lanes = Lanes;
     static constexpr int words = Warps > 1 ? (2 * Row::leaves + 3) / 4 * 4 : 0;  // of `shared`
     A* shared;     // of two reductions in turn, so that one barrier does for each
     int side = 0;  // whose turn it is
@@ -216,6 +217,15 @@ struct HolderOf {
         return MaxOf<float>::join(scalar::from_bits(all.word << 16),
                                   scalar::from_bits(all.word & 0xffff0000u));
     }
+    /// What leaves that a thread has one after the other come to.
+    template <class Op>
+    __device__ __forceinline__ static A of_turns(A (&v)[Row::turns]) {
+#pragma unroll
+        for (int s = 1; s < Row::turns; s *= 2)
+#pragma unroll
+            for (int i = 0; i + s < Row::turns; i += 2 * s) v[i] = Op::join(v[i], v[i + s]);
+        return v[0];
+    }
     /// Every thread of the team gets the result.
     template <class Op>
     __device__ __forceinline__ A reduce(const Row& row) {
@@ -223,11 +233,7 @@ struct HolderOf {
         A v[turns];
         row.template leaf_results<Op>(v);
         if constexpr (Warps == 1) {
-#pragma unroll
-            for (int s = 1; s < turns; s *= 2)
-#pragma unroll
-                for (int i = 0; i + s < turns; i += 2 * s) v[i] = Op::join(v[i], v[i + s]);
-            return v[0];
+            return of_turns<Op>(v);
         } else {
             static_assert(leaves <= 32 && Blocks == 1);
             A* const here = shared + side * leaves;
@@ -273,73 +279,94 @@ __device__ __forceinline__ void each_piece(const Body& body) {
                 body(turn * Row::lines + line, i);
 }
 
-/// How blocks come by rows: in turn, or each takes its next one by a counter, 0 before and after.
-/// Some processors have a larger share of the memory's bandwidth than others.
-struct InTurn {
-    static constexpr bool counts = false;
-};
-struct ByCounter {
-    static constexpr bool counts = true;
-    uint32_t* counter;
-};
-
-/// body(r, mine, x) for the team's rows, as each() has them, of which the next is on its way
-/// meanwhile as it is stored. Blocks of so many threads, which go on to further rows; by a counter
-/// where a block is a team.
-template <class Team, int64_t Rows, int Threads, class Make, class Body, class Order = InTurn>
-__device__ __forceinline__ void each_ahead(const Grid& grid, const Make& make, const Body& body,
-                                           const Order& order = {}) {
+/// The rows of a team, as each() has them, of which the next is on its way as it is stored. Blocks
+/// of so many threads, which go on to further rows.
+template <class Team, int64_t Rows, int Threads, class Make>
+struct AheadRows {
     typedef typename Team::Row Row;
-    constexpr int V = Row::side, pieces = Row::turns * Row::lines, teams = Team::count(Threads);
-    constexpr int near = teams == 1 ? 1 : teams / (Threads / 32);  // a warp's at a time
-    typedef typename decltype(make(0))::template Some<V> Some;
     typedef typename RowNumber<(Rows < (1 << 30))>::type Number;
-    constexpr auto rows = Number(Rows);
-    const Number step = Number(grid.blocks) * teams;
-    const int own = teams == 1 ? 0 : int(threadIdx.x) / (Threads / teams);
-    const bool together = make(0).template together<V>();
+    static constexpr int V = Row::side, pieces = Row::turns * Row::lines,
+                         teams = Team::count(Threads),
+                         near = teams == 1 ? 1 : teams / (Threads / 32);  // a warp's at a time
+    static constexpr auto rows = Number(Rows);
+    typedef decltype(static_cast<const Make*>(nullptr)->operator()(0)) Made;
+    typedef typename Made::template Some<V> Some;
+    const Make& make;
+    const bool together;
+    const Number step;
+    Number r, first;
     Some next[pieces];
-    const auto load = [&](Number r) {
+
+    __device__ __forceinline__ AheadRows(const Grid& grid, const Make& make)
+        : make(make), together(make(0).template together<V>()), step(Number(grid.blocks) * teams) {
+        const int own = teams == 1 ? 0 : int(threadIdx.x) / (Threads / teams);
+        r = Number(grid.block) * teams + own;
+        first = r - own % near;
+        if (first < rows) load(r);
+    }
+    __device__ __forceinline__ void load(Number r) {
         const auto row = make(r < rows ? r : rows - 1);
         if (together)
             each_piece<Row>([&](int k, int i) { next[k] = row.template across<V, true>(i); });
         else
             each_piece<Row>([&](int k, int i) { next[k] = row.template across<V, false>(i); });
-    };
-    Number r = Number(grid.block) * teams + own, first = r - own % near;
-    if (first < rows) load(r);
-    if constexpr (Order::counts) {
-        // A block begins with two rows of its own, and with each row it asks for the one after the
-        // next, so that the counter is asked once for each row.
+    }
+    /// The row that has come.
+    __device__ __forceinline__ Row open() const {
+        const auto row = make(0);
+        Row x = {};
+        each_piece<Row>(
+            [&](int k, int) { row.open(next[k], x.a[k / Row::lines][k % Row::lines]); });
+        return x;
+    }
+    /// Has the row behind the current one come in its place.
+    __device__ __forceinline__ void ask() {
+        if (first + step < rows) load(r + step);
+    }
+    /// body(r, mine) for each row, which asks for the next.
+    template <class Body>
+    __device__ __forceinline__ void each(const Body& body) {
+        for (; first < rows; first += step, r += step) {
+            const bool mine = near == 1 || rows % near == 0 || r < rows;
+            body(mine ? r : rows - 1, mine);
+        }
+    }
+    /// body(r, mine, x) for rows that each block, a team, takes by a counter, 0 before and after:
+    /// some processors have a larger share of the memory's bandwidth than others. A block begins
+    /// with two rows of its own, and with each row it asks for the one after the next, so that the
+    /// counter is asked once for each row.
+    template <class Body>
+    __device__ __forceinline__ void each_counted(uint32_t* counter, const Body& body) {
         static_assert(teams == 1);
         __shared__ uint32_t given;
         for (Number after = r + step; r < rows;) {
-            const auto row = make(0);
-            Row x = {};
-            each_piece<Row>(
-                [&](int k, int) { row.open(next[k], x.a[k / Row::lines][k % Row::lines]); });
+            const Row x = open();
             if (after < rows) load(after);
-            const uint32_t ticket = threadIdx.x == 0 ? atomicAdd(order.counter, 1u) : 0;
+            const uint32_t ticket = threadIdx.x == 0 ? atomicAdd(counter, 1u) : 0;
             body(r, true, x);
             if (threadIdx.x == 0) {
                 given = ticket;
-                if (ticket == uint32_t(rows) - 1) clear_counter(order.counter);
+                if (ticket == uint32_t(rows) - 1) clear_counter(counter);
             }
             __syncthreads();
             r = after;
             after = 2 * step + Number(given);
         }
-        return;
     }
-    for (; first < rows; first += step, r += step) {
-        const bool mine = near == 1 || rows % near == 0 || r < rows;
-        const auto row = make(0);
-        Row x = {};
-        each_piece<Row>(
-            [&](int k, int) { row.open(next[k], x.a[k / Row::lines][k % Row::lines]); });
-        if (first + step < rows) load(r + step);
-        body(mine ? r : rows - 1, mine, x);
-    }
+};
+/// body(r, mine, x) for those rows, by a counter if there is one.
+template <class Team, int64_t Rows, int Threads, class Make, class Body, class... Counter>
+__device__ __forceinline__ void each_ahead(const Grid& grid, const Make& make, const Body& body,
+                                           Counter... counter) {
+    AheadRows<Team, Rows, Threads, Make> ahead(grid, make);
+    if constexpr (sizeof...(Counter) > 0)
+        ahead.each_counted(counter..., body);
+    else
+        ahead.each([&](int64_t r, bool mine) {
+            const auto x = ahead.open();
+            ahead.ask();
+            body(r, mine, x);
+        });
 }
 
 // ---- rows in memory -----------------------------------------------------------------------------

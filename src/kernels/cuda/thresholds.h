@@ -57,6 +57,8 @@ constexpr int kHeldWarps = 16;       // of a block whose registers hold a row, a
 // A row of logits in 16 bits that a block's registers hold while its exponentials lie in shared
 // memory: leaves of a warp, warps at least, elements at most.
 constexpr int64_t kKeptTurns = 5, kKeptWarps = 20, kKeptTerms = 56 * 1024;
+// Of losses alone of rows that blocks fill ahead: leaves of a row at least; warps of a processor.
+constexpr int64_t kFilledLeaves = 16, kFilledWarps = 16;
 // Readings of a row that keeping it in shared memory saves at least: what one alone would read
 // again comes from the cache as fast (norms of 4096x50304 without a mean took 354 us for 320).
 // Bytes that a block which keeps rows may have, and each of two of a processor; of so many rows of
