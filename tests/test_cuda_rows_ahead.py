@@ -181,7 +181,9 @@ def long_rows(n, count, dtype="bfloat16", offset=0):
     return g
 
 
-FILLED = {"softmax_kept", "softmax_bwd_filled", "normalize_filled", "normalize_bwd_filled"}
+def teams_of(program):
+    """(kernel, the first word of its team's type) of a program of rows."""
+    return re.findall(r"    (\w+)<float, (\w+).*_Shape>\(grid", program)
 
 
 @needs_compiler
@@ -189,24 +191,121 @@ FILLED = {"softmax_kept", "softmax_bwd_filled", "normalize_filled", "normalize_b
 @pytest.mark.parametrize(
     ("n", "of_two"), [(16392, True), (50304, True), (57344, True), (57808, False)]
 )
-def test_long_rows_are_filled_ahead(n, of_two, dtype):
-    """Where shared memory has the room; by two blocks of a processor, or one of rows of two."""
-    text = _core.cuda_programs(long_rows(n, 300, dtype)._core, _core.pass_names(), 132, "sm_90a")
-    for program in text:
-        for kernel in set(re.findall(r"    (\w+)<float, .*_Shape>\(grid", program)):
-            if kernel.endswith(("_kept", "_filled")):
-                assert " 0 bytes spill stores" in _core.cuda_log(program, "sm_90a"), kernel
-    seen = set(re.findall(r"    (\w+(?:_kept|_filled))<float, ", "".join(text)))
-    assert FILLED >= seen
-    assert ("normalize_bwd_filled" in seen) == of_two
-    assert "normalize_filled" in seen
+def test_long_rows_are_filled_or_copied_ahead(n, of_two, dtype):
+    """Rows of a gradient, where shared memory has the room for two, by a block; of a norm by a
+    cluster of two."""
+    programs = _core.cuda_programs(
+        long_rows(n, 300, dtype)._core, _core.pass_names(), 132, "sm_90a"
+    )
+    filled, copied = set(), set()
+    for program in programs:
+        for kernel, team in teams_of(program):
+            if team == "CopierOf":
+                copied.add(kernel)
+                assert "__cluster_dims__(2, 1, 1)" in program
+            elif kernel.endswith(("_kept", "_filled")):
+                filled.add(kernel)
+            else:
+                continue
+            spilled = re.search(r"(\d+) bytes spill stores", _core.cuda_log(program, "sm_90a"))[1]
+            # Addresses, where results are stored with three others of each row.
+            assert int(spilled) <= (64 if "same = false" in program else 0), kernel
+    assert copied == {"normalize_ahead"}
+    assert filled <= {"softmax_kept", "softmax_bwd_filled", "normalize_bwd_filled"}
+    assert ("normalize_bwd_filled" in filled) == of_two
+
+
+@pytest.mark.parametrize(
+    ("n", "stride", "team"),
+    [
+        (16384, 0, ""),
+        (16386, 0, ""),
+        (16388, 0, "32, 20, 4, Brain, 4, 2"),  # four elements at once
+        (16392, 0, "16, 20, 8, Brain, 4, 2"),
+        (16392, 4, "32, 20, 4, Brain, 4, 2"),  # as rows begin
+        (16392, 1, ""),
+        (50304, 0, "16, 52, 8, Brain, 4, 2"),
+        (65536, 0, "16, 64, 8, Brain, 3, 2"),
+        (65544, 0, ""),
+    ],
+)
+def test_which_norms_copy_long_rows_ahead(n, stride, team):
+    """Also if they are few."""
+    for count in (3, 3000):
+        g = aicf.Graph("copied")
+        x = g.input("x", (count, n + stride), "bfloat16")[:, :n]
+        g.output("y", aicf.rms_norm(x, n))
+        text = "".join(_core.cuda_programs(g._core, _core.pass_names(), 132, "sm_90a"))
+        found = re.findall(r"CopierOf<float, (.*?)>", text)
+        assert found == ([f"{n}, {team}, 0"] if team else [])
+
+
+@pytest.mark.parametrize(
+    ("n", "both", "bytes_"),
+    [(16392, True, 128), (50304, True, 128), (65536, True, 0), (65536, False, 64)],
+)
+def test_what_norms_of_long_rows_keep_beside_them(n, both, bytes_):
+    """Weights that shared memory has the room for, of each thread."""
+    g = aicf.Graph("norm")
+    x, w, b = (
+        g.input(name, shape, "bfloat16")
+        for name, shape in (("x", (300, n)), ("w", (n,)), ("b", (n,)))
+    )
+    g.output("y", aicf.layer_norm(x, n, w, b) if both else aicf.rms_norm(x, n, w))
+    (text,) = _core.cuda_programs(g._core, _core.pass_names(), 132, "sm_90a")
+    assert re.search(r"CopierOf<.*?, (\d+)>", text)[1] == str(bytes_)
+    assert "same = true" in text
 
 
 @needs_compiler
-@pytest.mark.parametrize("n", [16384, 16388])
+@pytest.mark.parametrize("n", [16384, 16386])
 def test_other_rows_are_not_filled(n):
     text = "".join(_core.cuda_programs(long_rows(n, 300)._core, _core.pass_names(), 132, "sm_90a"))
-    assert "_filled<" not in text
+    assert "_filled<" not in text and "CopierOf" not in text
+
+
+def mixed_rows(n, count, dtype="bfloat16", offset=0):
+    """What is made of rows with others beside them, on the way in and out; wide results."""
+    rng = np.random.default_rng(n + offset)
+    kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
+    g = aicf.Graph("mixed")
+
+    def state(name, shape, dtype=dtype, kind=kind):
+        return g.state(name, shape, dtype, init=(2 * rng.standard_normal(shape)).astype(kind))
+
+    x, y = (state(name, (count, n + 8 * offset))[:, offset : offset + n] for name in ("x", "y"))
+    w, one = state("w", (n,)), state("one", (count, 1))
+    wide = state("wide", (n,), "float32", np.float32)
+    labels = g.constant(np.arange(count) * 7 % n)
+    values = {
+        "softmax": aicf.softmax(x + y),
+        "log_softmax": aicf.log_softmax(aicf.relu(x)) - y,
+        "rms_norm": aicf.rms_norm(x * one, n, w),
+        "layer_norm": aicf.layer_norm(x, n, w) * one + y,
+        "wide norm": aicf.cast(aicf.rms_norm(x, n), "float32") * wide,
+        "wide softmax": aicf.cast(aicf.softmax(x), "float32") * wide,
+        "loss": aicf.cross_entropy(x, labels),
+        "loss of a sum": aicf.cross_entropy(x + y, labels),
+    }
+    for name, value in values.items():
+        g.output(name, value)
+    return g
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("offset", [0, 1, 4])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("n", [8192, 16388, 16392, 50304, 65536, 65540])
+def test_bits_of_rows_that_are_copied_ahead(n, dtype, offset):
+    """More than a cluster copies ahead, and fewer."""
+    processors = _core.cuda_info()["devices"][0]["multiprocessors"]
+    for count in (3, 4 * processors + 3):
+        ends = []
+        for device in ("cpu", "cuda"):
+            step = mixed_rows(n, count, dtype, offset).compile(device=device, checks="off")()
+            ends.append({name: value.numpy().astype(np.float32) for name, value in step.items()})
+        for name, value in ends[0].items():
+            alike(value, ends[1][name])
 
 
 @pytest.mark.gpu

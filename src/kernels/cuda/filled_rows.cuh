@@ -177,59 +177,6 @@ __device__ __forceinline__ void each_filled(const Grid& grid, const Body& body,
     }
 }
 
-template <class A, int Warps, class E, bool Center, class Shape, class Make, class Put, class Rstd,
-          class Mean>
-__device__ __forceinline__ void normalize_filled(const Grid& grid, Make make, Put put,
-                                                 Rstd set_rstd, Mean set_mean, A eps) {
-    typedef FilledRows<A, int(Shape::n), Warps, E, 1, 1> Rows;
-    const auto one = [&](Rows& rows, int64_t r) {
-        const auto row = make(r);
-        typedef typename decltype(make(0))::template Some<4> Some;
-        A mean[1] = {A(0)}, sum[1];
-        if constexpr (Center) {
-            Rows::each_turn([&](int turn, bool there) {
-                if (!there) return;
-                Some some[Rows::lines];
-                Rows::beside(turn, row, some);
-                Rows::wait(turn);
-                rows.add(turn, [&](int i, int line, A(&t)[1][4]) {
-                    rows.open(0, i, row, some[line], t[0]);
-                });
-            });
-            rows.total(mean);
-            mean[0] = by_count<Shape::n>(mean[0]);
-        }
-        Rows::each_turn([&](int turn, bool there) {
-            if (!there) return;
-            Some some[Rows::lines];
-            if constexpr (!Center) {
-                Rows::beside(turn, row, some);
-                Rows::wait(turn);
-            }
-            rows.add(turn, [&](int i, int line, A(&t)[1][4]) {
-                if constexpr (Center)
-                    rows.again(0, i, t[0]);
-                else
-                    rows.open(0, i, row, some[line], t[0]);
-#pragma unroll
-                for (int c = 0; c < 4; c++) t[0][c] = (t[0][c] - mean[0]) * (t[0][c] - mean[0]);
-            });
-        });
-        rows.total(sum);
-        const A scale = scalar::div(A(1), scalar::sqrt(by_count<Shape::n>(sum[0]) + eps));
-        rows.put(put(r), [&](int i, A(&v)[4]) {
-            rows.again(0, i, v);
-#pragma unroll
-            for (int c = 0; c < 4; c++) v[c] = (v[c] - mean[0]) * scale;
-        });
-        if (threadIdx.x == 0) {
-            set_rstd(r, scale);
-            set_mean(r, mean[0]);
-        }
-    };
-    each_filled<Rows, Shape::rows>(grid, one, make);
-}
-
 /// Of rows y and dy: sums of some terms(y, dy), and of each two elements what result(y, dy, sums)
 /// says.
 template <class A, int Warps, class E, int Sums, class Shape, class Y, class Dy, class Put,

@@ -28,10 +28,19 @@ class RowText {
           filled_(filled()),
           // An empty row of a norm has its rstd too.
           rows_(row_.n || norm_ ? element_count(row_.others) : 0),
-          ahead_(ahead()) {}
+          team_(row_team(op, row_, limits)),
+          ahead_(ahead()) {
+        if (const Team team = copying(); team.slots > 0) {
+            team_ = team;
+            ahead_ = true;
+        }
+    }
 
     KernelText text() {
-        text_.includes = {filled_.warps ? "filled_rows.cuh" : kept_ ? "kept_rows.cuh" : "nn.cuh"};
+        text_.includes = {filled_.warps ? "filled_rows.cuh"
+                          : kept_       ? "kept_rows.cuh"
+                          : team_.slots ? "copied_rows.cuh"
+                                        : "nn.cuh"};
         text_.name = cat(kernel_stem(op_), "_", dtype_abbrev(row_.x->dtype));
         operands();
         put();
@@ -130,7 +139,10 @@ class RowText {
                                  steps.empty() ? std::vector<int>{number} : inputs_of(op_, steps),
                                  steps, operand_text(op_, number), a_,
                                  kept_ || ahead_ || filled_.warps ? "@_Elem" : "",
-                                 filled_.warps ? own_of(position) : -1, loads(position).c_str());
+                                 filled_.warps ? own_of(position, 8)
+                                 : team_.slots ? own_of(position, team_.side)
+                                               : -1,
+                                 loads(position).c_str());
         arguments_ += cat(", @_Make", position, "{block}");
     }
 
@@ -139,14 +151,14 @@ class RowText {
     /// from each other; norms without a mean, of rows that a block holds, have the second cache
     /// write what they make before it gives up what others read.
     std::string loads(int position) const {
-        if (limits_.one_block || limits_.major < 9 || kept_ || filled_.warps) return "";
+        if (limits_.one_block || limits_.major < 9 || kept_ || filled_.warps || team_.slots)
+            return "";
         for (int k : reads(position))
             if (!is_16_bit(op_.inputs[static_cast<size_t>(k)].dtype)) return "";
-        const Team team = row_team(op_, row_, limits_);
-        if (ahead_ && name_ == "softmax" && team.warps == 1 && team.side == 4)
+        if (ahead_ && name_ == "softmax" && team_.warps == 1 && team_.side == 4)
             return ", true, Loads::here";
-        const bool lasts = name_ == "normalize" && !row_.attrs->flag("center") && team.warps > 1 &&
-                           team.side > 0 && rows_ * row_.n >= kLastingTerms * limits_.processors;
+        const bool lasts = name_ == "normalize" && !row_.attrs->flag("center") && team_.warps > 1 &&
+                           team_.side > 0 && rows_ * row_.n >= kLastingTerms * limits_.processors;
         return lasts ? ", true, Loads::lasting" : "";
     }
 
@@ -161,15 +173,16 @@ class RowText {
     }
 
     /// The input whose elements of 16 bits a block keeps for those of an operand, which they hold,
-    /// where it can: the other inputs lie side by side or are one for the row. -1: it cannot.
-    int own_of(int position) const {
+    /// where it can, `side` at once: the other inputs lie side by side or are one for the row. -1:
+    /// it cannot.
+    int own_of(int position, int side) const {
         int own = -1;
         const DType dtype = op_.operand(row_.operands[static_cast<size_t>(position)]).dtype;
         for (int k : reads(position)) {
             const View& view = op_.inputs[static_cast<size_t>(k)];
             if (!beside(view)) return -1;
             if (own < 0 && view.dtype == dtype && is_16_bit(dtype) &&
-                view.strides[row_.axis] == 1 && alike(view) % 8 == 0 && alike(view) > 0)
+                view.strides[row_.axis] == 1 && alike(view) % side == 0 && alike(view) > 0)
                 own = k;
         }
         return own;
@@ -182,30 +195,71 @@ class RowText {
     }
     /// How blocks have rows that they fill ahead; of no warps: they don't.
     FilledTeam filled() const {
-        const bool back = name_ == "normalize_bwd";
-        if ((name_ != "normalize" && name_ != "normalize_mean" && !back &&
-             !name_.ends_with("softmax_bwd")) ||
-            row_.axes > 1 || a_ != "float" || row_.n % 8 != 0)
+        if ((name_ != "normalize_bwd" && !name_.ends_with("softmax_bwd")) || row_.axes > 1 ||
+            a_ != "float" || row_.n % 8 != 0 || !all_beside())
             return {};
-        int64_t count = 0;
         for (int position = 0; position < row_.takes; position++)
-            if (row_.elements(position)) {
-                if (own_of(position) < 0 ||
-                    op_.operand(row_.operands[static_cast<size_t>(position)]).dtype !=
-                        row_.x->dtype)
-                    return {};
-                count++;
-            }
-        std::vector<int> all = stored();
-        const bool direct = op_.body.empty();
-        if (!direct) {
-            const std::vector<size_t> steps = steps_for(op_, 0, op_.body.size(), all);
-            for (int k : read_by(steps)) all.push_back(k);
-        }
-        for (int k : all)
-            if (!beside(op_.operand(k)) || (k >= inputs_ && op_.operand(k).strides[row_.axis] != 1))
+            if (row_.elements(position) &&
+                (own_of(position, 8) < 0 ||
+                 op_.operand(row_.operands[static_cast<size_t>(position)]).dtype != row_.x->dtype))
                 return {};
-        return filled_team(row_, element_count(row_.others), count, count == 1 ? 1 : 2, limits_);
+        return filled_team(row_, element_count(row_.others), limits_);
+    }
+    /// The results that hold elements, and what pointwise steps read on the way to them.
+    std::vector<int> put_operands() const {
+        std::vector<int> all = stored();
+        if (!op_.body.empty())
+            for (int k : read_by(steps_for(op_, 0, op_.body.size(), stored()))) all.push_back(k);
+        return all;
+    }
+    bool all_beside() const {
+        const std::vector<int> all = put_operands();
+        return std::all_of(all.begin(), all.end(), [&](int k) {
+            const View& view = op_.operand(k);
+            return beside(view) && (k < inputs_ || view.strides[row_.axis] == 1);
+        });
+    }
+    /// Whether what results are made with is the same for all rows.
+    bool puts_same() const {
+        const std::vector<int> all = put_operands();
+        return std::all_of(all.begin(), all.end(), [&](int k) {
+            const View& view = op_.operand(k);
+            bool same = true;
+            for (int axis = 0; axis < view.shape.rank(); axis++)
+                same = same && (k >= inputs_ || axis == row_.axis || view.shape[axis] == 1 ||
+                                view.strides[axis] == 0);
+            return same;
+        });
+    }
+    /// What a norm reads to store `side` elements, as beside_text() has it.
+    int64_t beside_bytes(int side) const {
+        int64_t bytes = 0, largest = 1;
+        for (int k : put_operands()) {
+            if (k >= inputs_) continue;
+            const View& view = op_.operand(k);
+            const int64_t size = dtype_size(view.dtype) * (view.strides[row_.axis] == 0 ? 1 : side);
+            bytes = ceil_div(bytes, size) * size + size;
+            largest = std::max(largest, size);
+        }
+        return ceil_div(bytes, largest) * largest;
+    }
+    /// A team that copies its rows ahead, of a norm of long ones; of no slots: there is none.
+    Team copying() const {
+        const int number = row_.operands[0];
+        if ((name_ != "normalize" && name_ != "normalize_mean") || row_.axes > 1 || a_ != "float" ||
+            row_.n % 4 != 0 || !is_16_bit(row_.x->dtype) ||
+            (number >= inputs_ && number < outer_) || !all_beside())
+            return {};
+        bool narrow = true;
+        for (const auto* views : {&op_.inputs, &op_.outputs})
+            for (const View& view : *views)
+                narrow =
+                    narrow && (view.shape.rank() != row_.x->shape.rank() || is_16_bit(view.dtype) ||
+                               view.strides[row_.axis] == 0 || view.shape[row_.axis] == 1);
+        for (int side : {8, 4})
+            if ((side == 4 || narrow) && row_.n % side == 0 && own_of(0, side) >= 0)
+                return copying_team(row_, side, puts_same() ? beside_bytes(side) : 0, limits_);
+        return {};
     }
 
     /// Whether rows of 16 bits are read ahead, for teams that take enough of them.
@@ -214,7 +268,7 @@ class RowText {
         const bool norm = name_ == "normalize" || name_ == "normalize_mean";
         if (!norm && name_ != "softmax" && name_ != "log_softmax" && name_ != "cross_entropy")
             return false;
-        const Team team = row_team(op_, row_, limits_);
+        const Team& team = team_;
         const int number = row_.operands[0];
         if (team.side == 0 || row_.n % team.side != 0 || a_ != "float" ||
             (number >= inputs_ && number < outer_) ||
@@ -231,17 +285,11 @@ class RowText {
     }
     /// Whether what a norm's results are made with is the same for all rows, and all lies beside.
     bool puts_beside(int64_t side) const {
-        std::vector<int> all = stored();
-        if (!op_.body.empty())
-            for (int k : read_by(steps_for(op_, 0, op_.body.size(), stored()))) all.push_back(k);
-        return row_.axes == 1 && std::all_of(all.begin(), all.end(), [&](int k) {
+        const std::vector<int> all = put_operands();
+        return row_.axes == 1 && all_beside() && puts_same() &&
+               std::all_of(all.begin(), all.end(), [&](int k) {
                    const View& view = op_.operand(k);
-                   bool same =
-                       beside(view) && (view.strides[row_.axis] == 0 || alike(view) % side == 0);
-                   for (int axis = 0; axis < view.shape.rank(); axis++)
-                       same = same && (k >= inputs_ || axis == row_.axis || view.shape[axis] == 1 ||
-                                       view.strides[axis] == 0);
-                   return same && (k < inputs_ || view.strides[row_.axis] == 1);
+                   return view.strides[row_.axis] == 0 || alike(view) % side == 0;
                });
     }
     static int64_t teams_of(const Team& team) {  // of a block
@@ -412,6 +460,7 @@ class RowText {
         const std::string head = "        __device__ __forceinline__ void ";
         text_.body +=
             cat("struct @_Put {\n    static constexpr bool stores = ", stores ? "true" : "false",
+                ", same = ", norm_ && puts_same() ? "true" : "false",
                 ";\n    const @_Block& block;\n    struct Row {\n        const @_Block& block;\n",
                 "        static constexpr bool spans = ", spans_ ? "true" : "false", ";\n", fields_,
                 "        template <int V>\n", head, "some(int64_t i, const ", a_,
@@ -513,20 +562,15 @@ class RowText {
             call("cross_entropy_kept", cat(kept_, ", ", looks), number_of(row_.at + 1));
     }
 
-    /// Norms and gradients in blocks that fill rows ahead.
+    /// Gradients in blocks that fill rows ahead.
     void filled_rows() {
         text_.threads = static_cast<int>(32 * filled_.warps);
         text_.resident = filled_.resident;
         text_.blocks = std::min<int64_t>(rows_, int64_t{limits_.processors} * filled_.resident);
         text_.shared = static_cast<uint32_t>(filled_.bytes);
-        const bool log = name_.starts_with("log_"), back = name_.ends_with("_bwd");
-        const bool set = norm_ ? row_.attrs->flag("center") : log;
-        const std::string kernel = norm_ ? back ? "normalize_bwd" : "normalize"
-                                   : log ? name_.substr(4)
-                                         : name_;
-        call(kernel + "_filled",
-             cat(filled_.warps, ", ", cuda_type(row_.x->dtype), set ? ", true, " : ", false, "),
-             norm_ && !back ? last_of_norm() : "");
+        const bool log = name_.starts_with("log_"), set = norm_ ? row_.attrs->flag("center") : log;
+        call((log ? name_.substr(4) : name_) + "_filled",
+             cat(filled_.warps, ", ", cuda_type(row_.x->dtype), set ? ", true, " : ", false, "));
     }
     /// Where a norm's mean goes, and its number.
     std::string last_of_norm() const {
@@ -535,7 +579,7 @@ class RowText {
 
     /// A team of lanes or warps a row.
     void rows() {
-        const Team team = row_team(op_, row_, limits_);
+        const Team& team = team_;
         const int64_t units = team.units(rows_);
         const bool brief = is_brief(team);
         const int64_t warps = brief ? kBriefWarps : kRowWarps;
@@ -545,7 +589,12 @@ class RowText {
         text_.blocks = team.warps > 1 ? rows_ : ceil_div(units, warps);
         text_.shared = static_cast<uint32_t>(team.results *
                                              dtype_size(a_ == "double" ? DType::f64 : DType::f32));
-        if (brief)
+        if (team.slots > 0) {
+            text_.threads = 32 * team.warps / team.blocks;
+            text_.cluster = team.blocks;
+            text_.blocks = team.blocks * std::min<int64_t>(rows_, limits_.processors / team.blocks *
+                                                                      team.resident);
+        } else if (brief)
             text_.blocks = ceil_div(text_.blocks, kBriefRows);
         else if (ahead_)
             text_.blocks = std::min(text_.blocks, ahead_blocks(team));
@@ -553,6 +602,8 @@ class RowText {
         if (team.kept) {
             text_.shared = static_cast<uint32_t>(team.kept);
             text_.resident = team.resident;
+        }
+        if (team.kept && team.slots == 0) {
             text_.blocks = std::min<int64_t>(rows_, int64_t{limits_.processors} * team.resident);
         }
         const std::string type = team.type + ", ";
@@ -590,7 +641,8 @@ class RowText {
     const int kept_;  // kept_warps
     const FilledTeam filled_;
     const int64_t rows_;
-    const bool ahead_;             // rows are read while their team is at the one before
+    Team team_;
+    bool ahead_;                   // rows are read while their team is at the one before
     std::string arguments_;        // of the call
     std::string fields_, begins_;  // of @_Put::Row, and what they are made from
     bool spans_ = false;           // it stores neighbours of its one result as they come

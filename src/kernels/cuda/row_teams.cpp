@@ -128,6 +128,32 @@ Team row_team(const LoweredOp& op, const RowOp& row, const Limits& limits) {
     return team;
 }
 
+Team copying_team(const RowOp& row, int side, int64_t beside, const Limits& limits) {
+    const int64_t leaves = ceil_div(row.n, kTreeLeaf);
+    Team team;
+    if (limits.one_block || limits.most_warps < 32 || (limits.major != 9 && limits.major != 10) ||
+        leaves <= kHeldLeaves || leaves > kCopiedLeaves)
+        return team;
+    team.side = side;
+    team.lanes = static_cast<int>(kTreeLanes / side);
+    team.blocks = 2;
+    // A warp has two leaves, of which a lane has 32 elements; a block has whole fours, as it sends
+    // what they come to.
+    const int64_t warps = 2 * ceil_div(leaves, 4 * team.blocks), threads = 32 * warps;
+    team.warps = static_cast<int>(warps * team.blocks);
+    team.resident = static_cast<int>(std::max<int64_t>(1, kCopyingWarps / warps));
+    const int64_t slot = 64 * threads, head = 16 * team.warps + 16,
+                  room = std::min(kKeptShared, kShared / team.resident - 1024) - head;
+    int64_t each = 32 / side * beside;  // of a thread's pieces
+    if (each * threads + kLeastCopied * slot > room) each = 0;
+    team.slots = static_cast<int>(std::min(kCopiedRows, (room - each * threads) / slot));
+    team.results = head / 4;
+    team.kept = head + team.slots * slot + each * threads;
+    team.type = cat("CopierOf<float, ", row.n, ", ", team.lanes, ", ", team.warps, ", ", side, ", ",
+                    cuda_type(row.x->dtype), ", ", team.slots, ", ", team.blocks, ", ", each, ">");
+    return team;
+}
+
 int kept_warps(const LoweredOp& op, const RowOp& row, const Limits& limits) {
     // Of softmax in float16 some registers would be spilled.
     const bool softmax =
@@ -147,14 +173,13 @@ int kept_warps(const LoweredOp& op, const RowOp& row, const Limits& limits) {
     return static_cast<int>(std::max(ceil_div(leaves, kKeptTurns), kKeptWarps));
 }
 
-FilledTeam filled_team(const RowOp& row, int64_t rows, int64_t count, int64_t sums,
-                       const Limits& limits) {
+FilledTeam filled_team(const RowOp& row, int64_t rows, const Limits& limits) {
     if (limits.one_block || limits.most_warps < 32 || (limits.major != 9 && limits.major != 10))
         return {};
     const int64_t leaves = ceil_div(row.n, kTreeLeaf);
     if (leaves <= kHeldLeaves || leaves > 128) return {};
     FilledTeam team;
-    team.bytes = 2 * row.n * count + 8 * sums * leaves;
+    team.bytes = 4 * row.n + 16 * leaves;
     if (team.bytes > kKeptShared) return {};
     team.resident = rows > limits.processors && team.bytes <= kHalfShared ? 2 : 1;
     team.warps = ceil_div(leaves, ceil_div(leaves, 32 / team.resident));

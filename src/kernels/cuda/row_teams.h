@@ -29,6 +29,10 @@ RowOp row_op_of(const LoweredOp& op);
 /// The inputs that make the elements of an operand of the row op.
 std::vector<int> row_reads(const LoweredOp& op, const RowOp& row, int position);
 Team row_team(const LoweredOp& op, const RowOp& row, const Limits& limits);
+/// A team whose next rows, stored as x is, are copied to shared memory while it is at one
+/// (copied_rows.cuh). `side`: elements that are read at once, with which the results of all rows
+/// take `beside` bytes.
+Team copying_team(const RowOp& row, int side, int64_t beside, const Limits& limits);
 /// The warps of a block that keeps a row of logits (cross_entropy_kept); 0: it doesn't. It takes
 /// all of a processor's shared memory.
 int kept_warps(const LoweredOp& op, const RowOp& row, const Limits& limits);
@@ -38,9 +42,8 @@ struct FilledTeam {
     int64_t warps = 0, bytes = 0;  // of shared memory
     int resident = 1;
 };
-/// Of `count` rows of 16 bits at a time, `sums` made of each.
-FilledTeam filled_team(const RowOp& row, int64_t rows, int64_t count, int64_t sums,
-                       const Limits& limits);
+/// Of two rows of 16 bits at a time, from which up to two sums are made.
+FilledTeam filled_team(const RowOp& row, int64_t rows, const Limits& limits);
 
 /// The parts of a kernel that makes sums beside a row op (row_sums.cpp): where operands lie, what
 /// there is one of for each row, what becomes of elements, the shape; @_terms0, ... of what the

@@ -13,8 +13,9 @@ namespace aicf {
 /// Elements of a row of N: those of lanes V t to V t + V - 1 of a leaf are thread t's. `Lanes`:
 /// threads of a leaf, fewer than a warp where V times as many hold the row, or a power of two of
 /// such lines of it, or the leaf's 128 lanes; `Warps`: of the team, so many threads of which take a
-/// leaf at a time, and those go round; `Soon`: as join_lanes has it.
-template <class A, int64_t N, int Lanes, int Warps, bool Soon, int V>
+/// leaf at a time, and those go round; `Soon`: as join_lanes has it. `Blocks`: that share the
+/// team's warps, a cluster, of each of which the leaves lie side by side.
+template <class A, int64_t N, int Lanes, int Warps, bool Soon, int V, int Blocks = 1>
 struct Held {
     static constexpr int leaves = int((N + kTreeLeaf - 1) / kTreeLeaf),
                          together = Warps > 1 ? Warps * 32 / Lanes : 1,  // leaves
@@ -31,12 +32,17 @@ struct Held {
     A a[turns][lines][V];
 
     __device__ __forceinline__ static int leaf_of(int turn) {
+        if constexpr (Blocks > 1)
+            return (int(blockIdx.x % Blocks) * turns + turn) * (together / Blocks) +
+                   int(threadIdx.x / Lanes);
         return Warps == 1 ? turn : turn * together + int(threadIdx.x / Lanes);
     }
     __device__ __forceinline__ static int first(int turn, int line) {
         return leaf_of(turn) * int(kTreeLeaf) + line * span + V * int(threadIdx.x % Lanes);
     }
     __device__ __forceinline__ static bool has(int i) { return whole || i < int(N); }
+    /// Whether there is element c of V from i on, which all are there or none where N has whole V.
+    __device__ __forceinline__ static bool has(int i, int c) { return has(N % V == 0 ? i : i + c); }
     /// Whether a warp's row has something of a line; of the others nothing is made.
     __device__ __forceinline__ static constexpr bool some_of(int turn, int line) {
         return Warps > 1 || turn * int(kTreeLeaf) + line * span < int(N);
@@ -76,7 +82,7 @@ struct Held {
 #pragma unroll
                     for (int line = 0; line < lines; line++)
                         of_line[line] =
-                            has(first(turn, line) + c) ? a[turn][line][c] : Op::missing();
+                            has(first(turn, line), c) ? a[turn][line][c] : Op::missing();
                     s[c] = halved<Op>(of_line);
                 }
                 v[turn] = join_lanes<Op, Lanes, Soon>(s);
@@ -84,12 +90,12 @@ struct Held {
             }
 #pragma unroll
             for (int c = 0; c < V; c++)
-                s[c] = has(first(turn, 0) + c) ? a[turn][0][c] : Op::missing();
+                s[c] = has(first(turn, 0), c) ? a[turn][0][c] : Op::missing();
 #pragma unroll
             for (int line = 1; line < lines; line++)
 #pragma unroll
                 for (int c = 0; c < V; c++)
-                    if (has(first(turn, line) + c)) s[c] = Op::join(s[c], a[turn][line][c]);
+                    if (has(first(turn, line), c)) s[c] = Op::join(s[c], a[turn][line][c]);
             v[turn] = join_lanes<Op, Lanes, Soon>(s);
         }
     }
@@ -115,12 +121,13 @@ struct RowNumber<false> {
 };
 
 /// A team that holds its rows.
-template <class A, int64_t N, int Lanes, int Warps, bool Soon = false, int V = 4>
+template <class A, int64_t N, int Lanes, int Warps, bool Soon = false, int V = 4, int Blocks = 1>
 struct HolderOf {
-    typedef Held<A, N, Lanes, Warps, Soon, V> Row;
-    static constexpr bool holds = true, keeps = false,
+    typedef Held<A, N, Lanes, Warps, Soon, V, Blocks> Row;
+    static constexpr bool holds = true, keeps = false, copies = false,
                           pairs = Warps == 1 && N % V == 0;  // rows have none but whole pieces
     static constexpr int words = Warps > 1 ? (2 * Row::leaves + 3) / 4 * 4 : 0;  // of `shared`
+    static constexpr int beside = 0;  // bytes that shared memory has for a thread besides
     A* shared;     // of two reductions in turn, so that one barrier does for each
     int side = 0;  // whose turn it is
 
@@ -149,7 +156,7 @@ struct HolderOf {
         }
     }
     __device__ __forceinline__ static bool leads() {
-        return (Warps > 1 ? threadIdx.x : threadIdx.x % Lanes) == 0;
+        return (Warps > 1 ? threadIdx.x : threadIdx.x % Lanes) == 0 && blockIdx.x % Blocks == 0;
     }
     __device__ __forceinline__ static void sync() { sync_warps<Warps>(); }
     template <class Make>
@@ -268,10 +275,9 @@ __device__ __forceinline__ void each_piece(const Body& body) {
                 body(turn * Row::lines + line, i);
 }
 
-/// body(r, mine, x) for the team's rows, as each() has them, of which the next is on its way
-/// meanwhile as it is stored. Blocks of so many threads, which go on to further rows.
+/// each_ahead() of rows that go to registers.
 template <class Team, int64_t Rows, int Threads, class Make, class Body>
-__device__ __forceinline__ void each_ahead(const Grid& grid, const Make& make, const Body& body) {
+__device__ __forceinline__ void each_loaded(const Grid& grid, const Make& make, const Body& body) {
     typedef typename Team::Row Row;
     constexpr int V = Row::side, pieces = Row::turns * Row::lines, teams = Team::count(Threads);
     constexpr int near = teams == 1 ? 1 : teams / (Threads / 32);  // a warp's at a time
@@ -300,6 +306,15 @@ __device__ __forceinline__ void each_ahead(const Grid& grid, const Make& make, c
         if (first + step < rows) load(r + step);
         body(mine ? r : rows - 1, mine, x);
     }
+}
+/// body(r, mine, x) for the team's rows, as each() has them, of which the next is on its way
+/// meanwhile as it is stored. Blocks of so many threads, which go on to further rows.
+template <class Team, int64_t Rows, int Threads, class Make, class Body>
+__device__ __forceinline__ void each_ahead(const Grid& grid, const Make& make, const Body& body) {
+    if constexpr (Team::copies)
+        Team::template each_copied<Rows>(grid, make, body);
+    else
+        each_loaded<Team, Rows, Threads>(grid, make, body);
 }
 
 // ---- rows in memory -----------------------------------------------------------------------------
