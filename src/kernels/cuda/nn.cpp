@@ -492,7 +492,7 @@ class RowText {
                 return false;
         return true;
     }
-    /// What FilledRows takes of a row of @_Put: all reads of some elements, then all stores.
+    /// What blocks that fill or read rows ahead take of @_Put: reads of some elements, then stores.
     std::string beside_text(const std::vector<int>& read, const std::vector<int>& results,
                             const std::string& before, const std::string& formula) const {
         std::string some, together, loads, opens, stores;
