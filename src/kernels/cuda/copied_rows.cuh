@@ -1,23 +1,12 @@
-// Long rows of 16 bits that the two blocks of a cluster hold in registers, while their next ones
-// are copied to shared memory, where each thread reads what it has copied itself. Of half a row
+// Long rows of 16 bits that the blocks of a cluster hold in registers, while their next ones are
+// copied to shared memory, where each thread reads what it has copied itself. Of a part of a row
 // that leaves the room for what all rows are made with, which is read once.
 #pragma once
 
 #include "copies.cuh"
-#include "copy_engine.cuh"
 #include "kept_rows.cuh"
 
 namespace aicf {
-
-/// Four numbers to the shared memory of another block of the cluster, whose barrier counts their
-/// bytes.
-__device__ __forceinline__ void send(uint32_t to, const Pack<float, 4>& four, uint32_t barrier) {
-    asm volatile(
-        "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, "
-        "[%5];" ::"r"(to),
-        "f"(four.at[0]), "f"(four.at[1]), "f"(four.at[2]), "f"(four.at[3]), "r"(barrier)
-        : "memory");
-}
 
 /// A team of `Warps` warps of `Blocks` blocks whose rows are stored as E, of which `Slots` are
 /// copied or on their way. Threads keep so many bytes `Beside` them, for all rows.
@@ -30,18 +19,19 @@ template <class A, int64_t N, int Lanes, int Warps, int V, class E, int Slots, i
 struct CopierOf : HolderOf<A, N, Lanes, Warps, false, V, Blocks> {
     typedef HolderOf<A, N, Lanes, Warps, false, V, Blocks> Holder;
     typedef typename Holder::Row Row;
-    static constexpr bool copies = true;
+    static constexpr bool copies = true, pairs = true;
     static constexpr int threads = 32 * Warps / Blocks, pieces = Row::turns * Row::lines,
                          apart = threads * V, span = pieces * apart;  // of pieces, of slots
-    // In shared memory: what leaves come to, of two reductions in turn; two barriers, which count
-    // those of the other block; copies.
-    static constexpr int places = Row::turns * Row::together, own = places / Blocks;
-    static constexpr int head = 2 * places * int(sizeof(A)) + 16;
+    // In shared memory: what leaves come to, of two reductions in turn; barriers; copies.
+    static constexpr int places = Row::turns * Row::together;
+    static constexpr int head = 2 * places * int(sizeof(A)) + RowCluster<Blocks>::bytes;
     static constexpr int beside = Beside;
-    static_assert(Blocks == 2 && own % 4 == 0);
     static_assert(sizeof(A) == 4 && sizeof(E) == 2 && N % V == 0 && Slots > 1);
-    uint32_t parity = 0;  // of the barriers' phase
+    RowCluster<Blocks> cluster;
 
+    __device__ __forceinline__ explicit CopierOf(A* shared) : Holder{shared} {
+        cluster.meet(shared + 2 * places);
+    }
     /// body(r, true, x) for the team's rows.
     template <int64_t Rows, class Make, class Body>
     __device__ __forceinline__ static void each_copied(const Grid& grid, const Make& make,
@@ -56,7 +46,6 @@ struct CopierOf : HolderOf<A, N, Lanes, Warps, false, V, Blocks> {
 #pragma unroll 1
         for (int slot = 0; slot < Slots; slot++)
             fill(first + slot * span, make, r + slot * step, rows);
-        meet(bytes);
         for (E* slot = first; r < rows; r += step) {
             const auto row = make(r);
             Row x = {};
@@ -99,27 +88,28 @@ struct CopierOf : HolderOf<A, N, Lanes, Warps, false, V, Blocks> {
     __device__ __forceinline__ A reduce(const Row& row) {
         A v[Row::turns];
         row.template leaf_results<Op>(v);
-        A* const all = this->shared + this->side * places;
-        const uint32_t barrier = shared_address(this->shared + 2 * places) + 8 * this->side;
+        return join<Op>(v);
+    }
+    __device__ __forceinline__ float largest_brain(const Row& row) {
+        A v[Row::turns];
 #pragma unroll
         for (int turn = 0; turn < Row::turns; turn++)
-            if (threadIdx.x % Lanes == 0) all[Row::leaf_of(turn)] = v[turn];
-        __syncthreads();
-        // One warp sends all: the other block's barrier takes messages one by one.
-        if (threadIdx.x < own / 4) {
-            if (threadIdx.x == 0) arrive_expecting(barrier, own * int(sizeof(A)));
-            const uint32_t rank = blockIdx.x % Blocks;
-            const auto* const four = reinterpret_cast<const Pack<A, 4>*>(all + rank * own);
-            send(address_in(shared_address(four + threadIdx.x), rank ^ 1), four[threadIdx.x],
-                 address_in(barrier, rank ^ 1));
-        }
-        wait_barrier(barrier, parity);
-        parity ^= uint32_t(this->side);
-        this->side ^= 1;
-        return join_leaves<Op, Row::leaves>(all);
+            v[turn] = turn == 0 ? Holder::largest_brain(row) : MaxOf<A>::missing();
+        return join<MaxOf<A>>(v);
     }
 
   private:
+    /// What all leaves come to, of which each leaf's first lane has its own.
+    template <class Op>
+    __device__ __forceinline__ A join(const A (&v)[Row::turns]) {
+        A* const all = this->shared + this->side * places;
+        this->side ^= 1;
+#pragma unroll
+        for (int turn = 0; turn < Row::turns; turn++)
+            if (threadIdx.x % Lanes == 0) all[Row::leaf_of(turn)] = v[turn];
+        cluster.template tell<1, places / Blocks>(all);
+        return join_leaves<Op, Row::leaves>(all);
+    }
     /// What lies in one place of T, of 16 bytes at most: neighbouring threads' side by side.
     template <class T>
     struct PartOf {
@@ -151,16 +141,6 @@ struct CopierOf : HolderOf<A, N, Lanes, Warps, false, V, Blocks> {
                     each_piece<Row>([&](int k, int i) { slot[k * apart + j] = x[i + j]; });
         }
         commit_copies();
-    }
-    /// Makes the barriers, before any block of the cluster sends to another.
-    __device__ __forceinline__ static void meet(char* bytes) {
-        if (threadIdx.x == 0) {
-            const uint32_t barriers = shared_address(reinterpret_cast<A*>(bytes) + 2 * places);
-            init_barrier(barriers, 1);
-            init_barrier(barriers + 8, 1);
-            asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-        }
-        sync_cluster();
     }
 };
 

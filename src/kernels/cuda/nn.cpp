@@ -24,7 +24,7 @@ class RowText {
           inputs_(static_cast<int>(op.inputs.size())),
           outer_(inputs_ + static_cast<int>(op.outputs.size())),
           norm_(name_.starts_with("normalize")),
-          kept_(kept_warps(op, row_, limits)),
+          kept_(kept_team(op, row_, limits)),
           filled_(filled()),
           // An empty row of a norm has its rstd too.
           rows_(row_.n || norm_ ? element_count(row_.others) : 0),
@@ -38,7 +38,7 @@ class RowText {
 
     KernelText text() {
         text_.includes = {filled_.warps ? "filled_rows.cuh"
-                          : kept_       ? "kept_rows.cuh"
+                          : kept_.warps ? "kept_rows.cuh"
                           : team_.slots ? "copied_rows.cuh"
                                         : "nn.cuh"};
         text_.name = cat(kernel_stem(op_), "_", dtype_abbrev(row_.x->dtype));
@@ -48,7 +48,7 @@ class RowText {
                           ", n = ", row_.n, ";\n", many(), "};\n", body_head());
         if (name_ == "cross_entropy_grad" && row_.n > kTreeLeaf)
             long_loss_gradient();
-        else if (kept_)
+        else if (kept_.warps)
             kept_rows();
         else if (filled_.warps)
             filled_rows();
@@ -138,7 +138,7 @@ class RowText {
         text_.body += row_struct(op_, layout_, std::to_string(position),
                                  steps.empty() ? std::vector<int>{number} : inputs_of(op_, steps),
                                  steps, operand_text(op_, number), a_,
-                                 kept_ || ahead_ || filled_.warps ? "@_Elem" : "",
+                                 kept_.warps || ahead_ || filled_.warps ? "@_Elem" : "",
                                  filled_.warps ? own_of(position, 8)
                                  : team_.slots ? own_of(position, team_.side)
                                                : -1,
@@ -151,7 +151,7 @@ class RowText {
     /// from each other; norms without a mean, of rows that a block holds, have the second cache
     /// write what they make before it gives up what others read.
     std::string loads(int position) const {
-        if (limits_.one_block || limits_.major < 9 || kept_ || filled_.warps || team_.slots)
+        if (limits_.one_block || limits_.major < 9 || kept_.warps || filled_.warps || team_.slots)
             return "";
         for (int k : reads(position))
             if (!is_16_bit(op_.inputs[static_cast<size_t>(k)].dtype)) return "";
@@ -246,9 +246,11 @@ class RowText {
     /// A team that copies its rows ahead, of a norm of long ones; of no slots: there is none.
     Team copying() const {
         const int number = row_.operands[0];
-        if ((name_ != "normalize" && name_ != "normalize_mean") || row_.axes > 1 || a_ != "float" ||
-            row_.n % 4 != 0 || !is_16_bit(row_.x->dtype) ||
-            (number >= inputs_ && number < outer_) || !all_beside())
+        if (kept_.warps) return {};
+        const bool norm = name_ == "normalize" || name_ == "normalize_mean";
+        if ((!norm && name_ != "softmax" && name_ != "log_softmax" && name_ != "cross_entropy") ||
+            row_.axes > 1 || a_ != "float" || row_.n % 4 != 0 || !is_16_bit(row_.x->dtype) ||
+            (number >= inputs_ && number < outer_) || (norm && !all_beside()) || loss_region(op_))
             return {};
         bool narrow = true;
         for (const auto* views : {&op_.inputs, &op_.outputs})
@@ -258,7 +260,8 @@ class RowText {
                                view.strides[row_.axis] == 0 || view.shape[row_.axis] == 1);
         for (int side : {8, 4})
             if ((side == 4 || narrow) && row_.n % side == 0 && own_of(0, side) >= 0)
-                return copying_team(row_, side, puts_same() ? beside_bytes(side) : 0, limits_);
+                return copying_team(row_, side, norm && puts_same() ? beside_bytes(side) : 0,
+                                    limits_);
         return {};
     }
 
@@ -394,7 +397,7 @@ class RowText {
     std::string across(int k) const {
         return cat("        template <int V>\n        __device__ __forceinline__ bool together() ",
                    "const {\n            return aligned_for<V>(y", k, ");\n        }\n",
-                   across_head(), "            store_", kept_ ? "across" : "beside",
+                   across_head(), "            store_", kept_.warps ? "across" : "beside",
                    "<V, Together>(y", k, " + i, v);\n        }\n");
     }
     std::string across_head() const {
@@ -449,9 +452,10 @@ class RowText {
         spans_ = direct && !whole && results.size() == 1 && row_.axes == 1 &&
                  op_.operand(results[0]).strides[row_.axis] == 1 &&
                  is_16_bit(op_.operand(results[0]).dtype);
-        if (spans_ || (kept_ && direct)) fields_ += across(results[0] - inputs_);
-        if (whole || (kept_ && !direct)) fields_ += beside_text(read, results, before, formula);
-        if (kept_ && !direct)
+        if (spans_ || (kept_.warps && direct)) fields_ += across(results[0] - inputs_);
+        if (whole || (kept_.warps && !direct))
+            fields_ += beside_text(read, results, before, formula);
+        if (kept_.warps && !direct)
             fields_ += cat(across_head(), "            finish<V, Together>(i, v, ",
                            "beside<V, Together>(i));\n        }\n");
         put_struct(!results.empty(), text);
@@ -518,9 +522,9 @@ class RowText {
             opens += cat("            ", pairs ? "Two<" : "Wide<", e, "> r", k,
                          pairs ? "[V / 2];\n" : "[V];\n");
             stores += cat("            store_",
-                          kept_   ? "across"
-                          : pairs ? "twos"
-                                  : "beside",
+                          kept_.warps ? "across"
+                          : pairs     ? "twos"
+                                      : "beside",
                           "<V, Together>(y", k, " + i, r", k, ");\n");
         }
         if (pairs)
@@ -548,18 +552,19 @@ class RowText {
         call("cross_entropy_grad", cat(lot, ", "), number_of(row_.at));
     }
 
-    /// Softmax, or a loss with its gradient, in blocks that keep a row.
+    /// Softmax, or a loss with its gradient, in blocks that keep rows.
     void kept_rows() {
-        text_.threads = 32 * kept_;
-        text_.blocks = std::min<int64_t>(rows_, limits_.processors);
-        const int64_t leaves = ceil_div(row_.n, kTreeLeaf);
-        text_.shared = static_cast<uint32_t>(dtype_size(DType::f32) * (row_.n + leaves + kept_));
-        const char* looks = kept_ <= kKeptWarps ? "true, " : "false, ";
+        text_.threads = static_cast<int>(32 * kept_.warps);
+        text_.cluster = kept_.blocks;
+        text_.resident = kept_.resident;
+        const int64_t teams = int64_t{limits_.processors} * kept_.resident / kept_.blocks;
+        text_.blocks = kept_.blocks * std::min(rows_, std::max<int64_t>(teams, 1));
+        text_.shared = static_cast<uint32_t>(kept_.bytes);
         if (name_ == "softmax")
             call("softmax_kept",
-                 cat(kept_, row_.attrs->flag("masked") ? ", true, " : ", false, ", looks));
+                 cat(kept_.type, row_.attrs->flag("masked") ? "true, " : "false, "));
         else
-            call("cross_entropy_kept", cat(kept_, ", ", looks), number_of(row_.at + 1));
+            call("cross_entropy_kept", kept_.type, number_of(row_.at + 1));
     }
 
     /// Gradients in blocks that fill rows ahead.
@@ -592,8 +597,8 @@ class RowText {
         if (team.slots > 0) {
             text_.threads = 32 * team.warps / team.blocks;
             text_.cluster = team.blocks;
-            text_.blocks = team.blocks * std::min<int64_t>(rows_, limits_.processors / team.blocks *
-                                                                      team.resident);
+            const int64_t clusters = int64_t{limits_.processors} * team.resident / team.blocks;
+            text_.blocks = team.blocks * std::min(rows_, std::max<int64_t>(clusters, 1));
         } else if (brief)
             text_.blocks = ceil_div(text_.blocks, kBriefRows);
         else if (ahead_)
@@ -638,7 +643,7 @@ class RowText {
     const BlockLayout layout_;
     const int inputs_, outer_;  // how many inputs, and inputs and results
     const bool norm_;
-    const int kept_;  // kept_warps
+    const KeptTeam kept_;
     const FilledTeam filled_;
     const int64_t rows_;
     Team team_;

@@ -147,19 +147,23 @@ struct ExpsBelow {
 template <class A, class Team, class Shape>
 constexpr bool looks = same_type<A, float> && (Team::keeps || (Team::holds && Shape::many));
 
-/// `near`: whether all of a thread's are, where it looks.
-template <bool Looks, class A, class Team, class Row>
+/// `near`: whether all of a thread's are, where it looks. `Narrow`: all are bfloat16 numbers.
+template <bool Looks, bool Narrow, class A, class Team, class Row>
 __device__ __forceinline__ auto exps_of(Team& team, const Row& x, A most, bool& near) {
     if constexpr (Looks && !Team::holds) {
         return team.alter(x, ExpsBelow<A>{most});
     } else {
         if constexpr (Looks) {
-            uint32_t furthest = 0;
-            team.visit(x, [&](A v) {
-                const uint32_t u = below(v, most);
-                furthest = u > furthest ? u : furthest;
-            });
-            near = furthest <= kNearBits;
+            if constexpr (Narrow && Team::copies) {
+                near = below(team.least_brain(x), most) <= kNearBits;
+            } else {
+                uint32_t furthest = 0;
+                team.visit(x, [&](A v) {
+                    const uint32_t u = below(v, most);
+                    furthest = u > furthest ? u : furthest;
+                });
+                near = furthest <= kNearBits;
+            }
             if (near)
                 return team.map(x, [most](A v) { return scalar::exp_shifted(v - most, 0.0f); });
         }
@@ -247,7 +251,7 @@ __device__ __forceinline__ void softmax_row(Team& team, const Row& x, int64_t r,
     A most = most_of<A, Narrow>(team, x);
     if constexpr (Masked) most = scalar::masked_most(most);
     bool near = false;
-    const auto exps = exps_of<Looks>(team, x, most, near);
+    const auto exps = exps_of<Looks, Narrow>(team, x, most, near);
     A sum = sum_where(team, exps, most);
     if constexpr (Masked) sum = scalar::masked_sum(sum);
     if constexpr (Log) {
@@ -448,7 +452,9 @@ template <class A, class Shape, class Team, class Row>
 __device__ __forceinline__ LossParts<A> loss_parts(Team& team, const Row& x) {
     const A most = most_of<A, Shape::narrow>(team, x);
     bool near = false;
-    return {most, sum_where(team, exps_of<looks<A, Team, Shape>>(team, x, most, near), most)};
+    return {
+        most,
+        sum_where(team, exps_of<looks<A, Team, Shape>, Shape::narrow>(team, x, most, near), most)};
 }
 template <class A, class Shape, class Make, class Labels, class Loss, class Most, class Sum>
 __device__ __forceinline__ void store_loss(const LossParts<A>& parts, int64_t r, const Make& make,
@@ -484,7 +490,7 @@ __device__ __forceinline__ void cross_entropy_rows(const Grid& grid, Make make, 
         each_ahead<Team, Shape::rows, Ahead>(
             grid, make, [&](int64_t r, bool mine, const typename Team::Row& x) {
                 const LossParts<A> parts = loss_parts<A, Shape>(team, x);
-                if (mine && own == turn) kept = parts, row = r;
+                if (mine && own == turn && Team::leads_blocks()) kept = parts, row = r;
                 if (++turn == lanes) store();
             });
         store();
@@ -604,7 +610,7 @@ __device__ __forceinline__ void cross_entropy_with_grad(const Grid& grid, Make m
         constexpr bool Looks = looks<A, Team, Shape>;
         const A most = most_of<A, Shape::narrow>(team, x);
         bool near = false;
-        const auto exps = exps_of<Looks>(team, x, most, near);
+        const auto exps = exps_of<Looks, Narrow>(team, x, most, near);
         const A sum = sum_where(team, exps, most);
         const int64_t label = labels(r);
         if (mine && team.leads())

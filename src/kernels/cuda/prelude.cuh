@@ -146,6 +146,11 @@ __device__ __forceinline__ Two<Brain> largest(Two<Brain> a, Two<Brain> b) {
     asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(most.word) : "r"(a.word), "r"(b.word));
     return most;
 }
+__device__ __forceinline__ Two<Brain> least(Two<Brain> a, Two<Brain> b) {
+    Two<Brain> least;
+    asm("min.bf16x2 %0, %1, %2;" : "=r"(least.word) : "r"(a.word), "r"(b.word));
+    return least;
+}
 #endif
 #if __CUDA_ARCH__ >= 900
 namespace scalar {

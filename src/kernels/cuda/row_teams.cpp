@@ -136,12 +136,14 @@ Team copying_team(const RowOp& row, int side, int64_t beside, const Limits& limi
         return team;
     team.side = side;
     team.lanes = static_cast<int>(kTreeLanes / side);
+    // A warp has two leaves, of which a lane has 32 elements. Two blocks of a processor or more,
+    // which are at different rows, so that one computes while another waits.
+    const auto warps_of = [&](int blocks) { return ceil_div(leaves, 2 * blocks); };
     team.blocks = 2;
-    // A warp has two leaves, of which a lane has 32 elements; a block has whole fours, as it sends
-    // what they come to.
-    const int64_t warps = 2 * ceil_div(leaves, 4 * team.blocks), threads = 32 * warps;
+    while (2 * warps_of(team.blocks) > kCopyingWarps) team.blocks *= 2;
+    const int64_t warps = warps_of(team.blocks), threads = 32 * warps;
     team.warps = static_cast<int>(warps * team.blocks);
-    team.resident = static_cast<int>(std::max<int64_t>(1, kCopyingWarps / warps));
+    team.resident = static_cast<int>(kCopyingWarps / warps);
     const int64_t slot = 64 * threads, head = 16 * team.warps + 16,
                   room = std::min(kKeptShared, kShared / team.resident - 1024) - head;
     int64_t each = 32 / side * beside;  // of a thread's pieces
@@ -154,23 +156,35 @@ Team copying_team(const RowOp& row, int side, int64_t beside, const Limits& limi
     return team;
 }
 
-int kept_warps(const LoweredOp& op, const RowOp& row, const Limits& limits) {
+KeptTeam kept_team(const LoweredOp& op, const RowOp& row, const Limits& limits) {
     // Of softmax in float16 some registers would be spilled.
     const bool softmax =
         op.body.empty() && op.def->name == "softmax" && op.inputs[0].dtype == DType::bf16;
-    if ((!softmax && !loss_region(op)) || limits.one_block || limits.most_warps < 32) return 0;
-    if ((limits.major != 9 && limits.major != 10) || row.axes > 1) return 0;
-    if (row.at > 1 || (row.at == 1 && op.body[0].def->name != "cast")) return 0;
+    if ((!softmax && !loss_region(op)) || limits.one_block || limits.most_warps < 32) return {};
+    if ((limits.major != 9 && limits.major != 10) || row.axes > 1) return {};
+    if (row.at > 1 || (row.at == 1 && op.body[0].def->name != "cast")) return {};
     const View &x = op.inputs[static_cast<size_t>(row_reads(op, row, 0)[0])],
                &gradient = softmax ? op.outputs[0] : op.operand(op.body.back().outputs[0]);
     const int64_t leaves = ceil_div(row.n, kTreeLeaf);
     if (!is_16_bit(x.dtype) || x.strides[row.axis] != 1 || gradient.strides[row.axis] != 1 ||
         row.n % 4 != 0 || leaves <= kHeldLeaves || row.n > kKeptTerms)
-        return 0;
+        return {};
     for (const View& view : op.inputs)  // which functions of the gradient read side by side
         if (view.shape == x.shape && view.strides[row.axis] != 0 && view.strides[row.axis] != 1)
-            return 0;
-    return static_cast<int>(std::max(ceil_div(leaves, kKeptTurns), kKeptWarps));
+            return {};
+    // Two blocks of a processor are at different rows, so that one computes while another waits.
+    KeptTeam team;
+    const int64_t blocks = team.blocks = 2;
+    for (team.warps = kKeptWarps / blocks;; team.warps += 2) {
+        const int64_t turns = ceil_div(leaves, team.warps * blocks), places = turns * team.warps;
+        team.bytes = 4 * (places * kTreeLeaf + blocks * (places + team.warps)) + 16;
+        if (turns <= kKeptTurns && team.bytes <= kHalfShared) break;
+    }
+    team.resident = 2;
+    team.type = cat("KeptTeam<", team.warps, ", ", blocks, ", ",
+                    2 * team.warps <= kKeptWarps ? "true" : "false", ", ",
+                    x.dtype == DType::bf16 ? "true>, " : "false>, ");
+    return team;
 }
 
 FilledTeam filled_team(const RowOp& row, int64_t rows, const Limits& limits) {

@@ -33,9 +33,13 @@ Team row_team(const LoweredOp& op, const RowOp& row, const Limits& limits);
 /// (copied_rows.cuh). `side`: elements that are read at once, with which the results of all rows
 /// take `beside` bytes.
 Team copying_team(const RowOp& row, int side, int64_t beside, const Limits& limits);
-/// The warps of a block that keeps a row of logits (cross_entropy_kept); 0: it doesn't. It takes
-/// all of a processor's shared memory.
-int kept_warps(const LoweredOp& op, const RowOp& row, const Limits& limits);
+/// Blocks that keep a row of logits as they are stored (kept_rows.cuh); of no warps: they don't.
+struct KeptTeam {
+    std::string type;
+    int64_t warps = 0, bytes = 0;  // of a block, of its shared memory
+    int blocks = 1, resident = 1;  // of a row, of a processor
+};
+KeptTeam kept_team(const LoweredOp& op, const RowOp& row, const Limits& limits);
 
 /// Blocks that keep rows and fill them ahead (filled_rows.cuh); of no warps: they don't.
 struct FilledTeam {

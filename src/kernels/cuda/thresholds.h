@@ -67,7 +67,7 @@ constexpr int64_t kept_bytes(int64_t n, int64_t size, int64_t rows) {
 }
 // Of rows that are copied to shared memory ahead: leaves of a row at most, rows of a team at most
 // and at least, warps that a processor has the registers for, bytes of its shared memory.
-constexpr int64_t kCopiedLeaves = 128, kCopiedRows = 4, kLeastCopied = 2, kCopyingWarps = 24,
+constexpr int64_t kCopiedLeaves = 128, kCopiedRows = 4, kLeastCopied = 2, kCopyingWarps = 28,
                   kShared = 228 << 10;
 // Elements of a processor from which on instructions are what teams that hold rows wait for.
 constexpr int64_t kManyTerms = 32 * 1024;
