@@ -202,15 +202,17 @@ def test_long_rows_are_filled_or_copied_ahead(n, of_two, dtype):
         for kernel, team in teams_of(program):
             if team == "CopierOf":
                 copied.add(kernel)
-                assert "__cluster_dims__(2, 1, 1)" in program
+                assert "__cluster_dims__(" in program
             elif kernel.endswith(("_kept", "_filled")):
                 filled.add(kernel)
             else:
                 continue
             spilled = re.search(r"(\d+) bytes spill stores", _core.cuda_log(program, "sm_90a"))[1]
-            # Addresses, where results are stored with three others of each row.
-            assert int(spilled) <= (64 if "same = false" in program else 0), kernel
-    assert copied == {"normalize_ahead"}
+            # Addresses, where results are stored with three others of each row; what logarithms
+            # are made of.
+            few = 64 if kernel == "normalize_ahead" and "same = false" in program else 0
+            assert int(spilled) <= (160 if kernel == "softmax_rows" else few), kernel
+    assert copied == {"normalize_ahead", "softmax_rows"}
     assert filled <= {"softmax_kept", "softmax_bwd_filled", "normalize_bwd_filled"}
     assert ("normalize_bwd_filled" in filled) == of_two
 
@@ -220,12 +222,16 @@ def test_long_rows_are_filled_or_copied_ahead(n, of_two, dtype):
     [
         (16384, 0, ""),
         (16386, 0, ""),
-        (16388, 0, "32, 20, 4, Brain, 4, 2"),  # four elements at once
-        (16392, 0, "16, 20, 8, Brain, 4, 2"),
-        (16392, 4, "32, 20, 4, Brain, 4, 2"),  # as rows begin
+        (16388, 0, "32, 18, 4, Brain, 4, 2"),  # four elements at once
+        (16392, 0, "16, 18, 8, Brain, 4, 2"),
+        (16392, 4, "32, 18, 4, Brain, 4, 2"),  # as rows begin
         (16392, 1, ""),
-        (50304, 0, "16, 52, 8, Brain, 4, 2"),
-        (65536, 0, "16, 64, 8, Brain, 3, 2"),
+        (28672, 0, "16, 28, 8, Brain, 4, 2"),
+        (28680, 0, "16, 32, 8, Brain, 4, 4"),
+        (50304, 0, "16, 52, 8, Brain, 4, 4"),
+        (57344, 0, "16, 56, 8, Brain, 4, 4"),
+        (57352, 0, "16, 64, 8, Brain, 4, 8"),
+        (65536, 0, "16, 64, 8, Brain, 4, 8"),
         (65544, 0, ""),
     ],
 )
@@ -242,7 +248,7 @@ def test_which_norms_copy_long_rows_ahead(n, stride, team):
 
 @pytest.mark.parametrize(
     ("n", "both", "bytes_"),
-    [(16392, True, 128), (50304, True, 128), (65536, True, 0), (65536, False, 64)],
+    [(16392, True, 128), (50304, True, 128), (65536, True, 128), (65536, False, 64)],
 )
 def test_what_norms_of_long_rows_keep_beside_them(n, both, bytes_):
     """Weights that shared memory has the room for, of each thread."""
@@ -255,6 +261,29 @@ def test_what_norms_of_long_rows_keep_beside_them(n, both, bytes_):
     (text,) = _core.cuda_programs(g._core, _core.pass_names(), 132, "sm_90a")
     assert re.search(r"CopierOf<.*?, (\d+)>", text)[1] == str(bytes_)
     assert "same = true" in text
+
+
+@pytest.mark.parametrize(
+    ("n", "team"),
+    [
+        (16384, ""),
+        (16388, "10, 2, true"),
+        (51200, "10, 2, true"),
+        (51204, "6, 4, true"),
+        (57344, "6, 4, true"),
+        (57348, ""),
+    ],
+)
+def test_clusters_that_keep_rows_of_softmax(n, team):
+    """Also if they are few."""
+    for count in (3, 3000):
+        g = aicf.Graph("kept")
+        g.output("y", aicf.softmax(g.input("x", (count, n), "bfloat16")))
+        (text,) = _core.cuda_programs(g._core, _core.pass_names(), 132, "sm_90a")
+        assert re.findall(r"KeptTeam<(\d.*?)>", text) == ([team] if team else [])
+        if team:
+            blocks = int(team.split(", ")[1])
+            assert f"__cluster_dims__({blocks}, 1, 1)" in text
 
 
 @needs_compiler
@@ -295,7 +324,9 @@ def mixed_rows(n, count, dtype="bfloat16", offset=0):
 @pytest.mark.gpu
 @pytest.mark.parametrize("offset", [0, 1, 4])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("n", [8192, 16388, 16392, 50304, 65536, 65540])
+@pytest.mark.parametrize(
+    "n", [8192, 16388, 16392, 28672, 28680, 50304, 51204, 57348, 57352, 65536, 65540]
+)
 def test_bits_of_rows_that_are_copied_ahead(n, dtype, offset):
     """More than a cluster copies ahead, and fewer."""
     processors = _core.cuda_info()["devices"][0]["multiprocessors"]

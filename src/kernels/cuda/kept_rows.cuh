@@ -55,12 +55,11 @@ __device__ __forceinline__ void keep_stored(T& x) {
 #endif
 }
 
-/// Warps of each of `Blocks` blocks that keep a row. `Looks`: they look first if exponentials are
-/// near. `Narrow`: what is stored is bfloat16.
-template <int Warps, int Blocks, bool Looks, bool Narrow>
+/// Warps of each of `Blocks` blocks that keep a row. `Narrow`: what is stored is bfloat16.
+template <int Warps, int Blocks, bool Narrow>
 struct KeptTeam {
     static constexpr int warps = Warps, blocks = Blocks;
-    static constexpr bool looks = Looks, narrow = Narrow;
+    static constexpr bool narrow = Narrow;
 };
 
 /// What a block keeps of a row of N whose fours are stored as `Four`.
@@ -69,8 +68,8 @@ struct KeptRows {
     static constexpr int Warps = Team::warps, Blocks = Team::blocks;
     static constexpr int leaves = (N + int(kTreeLeaf) - 1) / int(kTreeLeaf),
                          turns = (leaves + Warps * Blocks - 1) / (Warps * Blocks), lines = 4;
-    static constexpr int places = Blocks > 1 ? turns * Warps * Blocks : leaves,  // of sums
-        room = Blocks > 1 ? turns * Warps * int(kTreeLeaf) : N;                  // of exponentials
+    static constexpr int places = turns * Warps * Blocks,  // of sums
+        room = turns * Warps * int(kTreeLeaf);             // of exponentials
     static_assert(N % 4 == 0 && leaves <= 128 && Warps * Blocks <= 32);
     A* const exps;     // of which each thread touches its own alone
     A* const sums;     // of leaves
@@ -146,18 +145,13 @@ struct KeptRows {
     /// Exponentials, which are kept, and their sum; the next row is asked for if it is `here`.
     template <class Row>
     __device__ __forceinline__ A sum(const Row& row, A most, const Row& next, bool here) {
-        // Or they would stay widened from the first pass to the second.
+        // Or they might stay widened from the first pass to the second.
         each([&](int, int turn, int line) { keep_stored(x[turn][line]); });
         low = 0;
 #pragma unroll
         for (int turn = 0; turn < turns; turn++) {
-            A sum;
-            if constexpr (Team::looks)
-                sum = near_sum(row, turn, most, next, here);
-            else
-                sum = turn_sum(row, turn, most, next, here);
-            const int leaf = turn * Warps * Blocks + warp();
-            if (threadIdx.x % 32 == 0 && leaf < places) sums[leaf] = sum;
+            const A sum = turn_sum(row, turn, most, next, here);
+            if (threadIdx.x % 32 == 0) sums[turn * Warps * Blocks + warp()] = sum;
             __syncwarp();  // so that what comes next is asked for now, not behind the last turn
         }
         cluster.template tell<turns, Warps>(sums);
@@ -172,25 +166,9 @@ struct KeptRows {
         for (int d = 16; d > 0; d /= 2) v = Op::join(v, __shfl_xor_sync(0xffffffffu, v, d));
         return v;
     }
+    /// Those of a leaf. A thread looks first if all of its are near.
     template <class Row>
     __device__ __forceinline__ A turn_sum(const Row& row, int turn, A most, const Row& next,
-                                          bool here) {
-        A s[4];
-#pragma unroll
-        for (int c = 0; c < 4; c++) s[c] = SumOf<A>::missing();
-        each_of(turn, [&](int i, int line) {
-            A v[4];
-            row.template open<4>(x[turn][line], v);
-            if (here) x[turn][line] = next.template across<4, true>(i);
-#pragma unroll
-            for (int c = 0; c < 4; c++) v[c] = exp_below(v[c], most);
-            keep(i, turn, line, v, s);
-        });
-        return join_lanes<SumOf<A>, 32>(s);
-    }
-    /// The same of all that a thread has of a leaf at once, if they are near.
-    template <class Row>
-    __device__ __forceinline__ A near_sum(const Row& row, int turn, A most, const Row& next,
                                           bool here) {
         A v[lines][4] = {}, s[4];
         uint32_t furthest = 0;
@@ -318,17 +296,6 @@ __device__ __forceinline__ void cross_entropy_kept(const Grid& grid, Make make, 
     each_kept<A, Team, Shape>(grid, make, one);
 }
 
-/// Whether exponentials are far enough from 0, or are 0, for share_near.
-template <class A>
-__device__ __forceinline__ bool share_nearly(const Pack<A, 4>& exp) {
-    uint32_t least = ~0u;  // of what lies above 0
-#pragma unroll
-    for (int c = 0; c < 4; c++) {
-        const uint32_t u = scalar::bits(exp.at[c]) - 1;
-        least = u < least ? u : least;
-    }
-    return least >= scalar::bits(0x1p-100f) - 1;
-}
 /// Near: what kept.low says of the turn.
 template <bool Together, bool Near, class Team, class Kept, class Out, class A>
 __device__ __forceinline__ void put_turn(const Kept& kept, int turn, const Out& out, A sum,
@@ -336,11 +303,11 @@ __device__ __forceinline__ void put_turn(const Kept& kept, int turn, const Out& 
     Kept::each_of(turn, [&](int i, int) {
         const Pack<A, 4> exp = *reinterpret_cast<const Pack<A, 4>*>(kept.at(i, turn));
         A v[4];
-        if (Near || (!Team::looks && share_nearly(exp))) {
+        if constexpr (Near) {
 #pragma unroll
             for (int c = 0; c < 4; c++)
-                v[c] = Near && Team::narrow ? share_brain(exp.at[c], inverse, rest)
-                                            : share_near(exp.at[c], inverse, sum);
+                v[c] = Team::narrow ? share_brain(exp.at[c], inverse, rest)
+                                    : share_near(exp.at[c], inverse, sum);
         } else {
 #pragma unroll
             for (int c = 0; c < 4; c++) v[c] = scalar::div(exp.at[c], sum);
@@ -353,7 +320,7 @@ __device__ __forceinline__ void put_quotients(const Kept& kept, const Out& out, 
     const A inverse = scalar::reciprocal(sum), rest = scalar::fma(-sum, inverse, A(1)) * inverse;
 #pragma unroll
     for (int turn = 0; turn < Kept::turns; turn++)
-        if (Team::looks && !(kept.low >> turn & 1))
+        if (!(kept.low >> turn & 1))
             put_turn<Together, true, Team>(kept, turn, out, sum, inverse, rest);
         else
             put_turn<Together, false, Team>(kept, turn, out, sum, inverse, rest);

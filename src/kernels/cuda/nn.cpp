@@ -163,13 +163,13 @@ class RowText {
     }
 
     /// Of kernels that make exponentials: whether instructions are what they wait for, and whether
-    /// elements are bfloat16 numbers.
+    /// elements are bfloat16 numbers, so few that a sum of exponentials is below 2^16.
     std::string many() const {
         if (norm_ || name_.ends_with("_bwd")) return "";
         const bool set = rows_ * row_.n >= kManyTerms * limits_.processors;
         return cat("    static constexpr bool many = ", set ? "true" : "false", ";\n",
                    "    static constexpr bool narrow = ",
-                   row_.x->dtype == DType::bf16 ? "true" : "false", ";\n");
+                   row_.x->dtype == DType::bf16 && row_.n < 1 << 16 ? "true" : "false", ";\n");
     }
 
     /// The input whose elements of 16 bits a block keeps for those of an operand, which they hold,

@@ -610,7 +610,7 @@ __device__ __forceinline__ void cross_entropy_with_grad(const Grid& grid, Make m
         constexpr bool Looks = looks<A, Team, Shape>;
         const A most = most_of<A, Shape::narrow>(team, x);
         bool near = false;
-        const auto exps = exps_of<Looks, Narrow>(team, x, most, near);
+        const auto exps = exps_of<Looks, Shape::narrow>(team, x, most, near);
         const A sum = sum_where(team, exps, most);
         const int64_t label = labels(r);
         if (mine && team.leads())

@@ -172,17 +172,14 @@ KeptTeam kept_team(const LoweredOp& op, const RowOp& row, const Limits& limits) 
     for (const View& view : op.inputs)  // which functions of the gradient read side by side
         if (view.shape == x.shape && view.strides[row.axis] != 0 && view.strides[row.axis] != 1)
             return {};
-    // Two blocks of a processor are at different rows, so that one computes while another waits.
+    // Blocks of a processor are at different rows, so that one computes while another waits.
     KeptTeam team;
-    const int64_t blocks = team.blocks = 2;
-    for (team.warps = kKeptWarps / blocks;; team.warps += 2) {
-        const int64_t turns = ceil_div(leaves, team.warps * blocks), places = turns * team.warps;
-        team.bytes = 4 * (places * kTreeLeaf + blocks * (places + team.warps)) + 16;
-        if (turns <= kKeptTurns && team.bytes <= kHalfShared) break;
-    }
-    team.resident = 2;
-    team.type = cat("KeptTeam<", team.warps, ", ", blocks, ", ",
-                    2 * team.warps <= kKeptWarps ? "true" : "false", ", ",
+    team.blocks = leaves <= 2 * kKeptTurns * kKeptWarps ? 2 : 4;
+    team.resident = team.blocks == 2 ? 2 : 3;
+    team.warps = team.blocks == 2 ? kKeptWarps : kKeptFewWarps;
+    const int64_t turns = ceil_div(leaves, team.warps * team.blocks), places = turns * team.warps;
+    team.bytes = 4 * (places * kTreeLeaf + team.blocks * (places + team.warps)) + 16;
+    team.type = cat("KeptTeam<", team.warps, ", ", team.blocks, ", ",
                     x.dtype == DType::bf16 ? "true>, " : "false>, ");
     return team;
 }
