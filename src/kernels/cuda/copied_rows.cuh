@@ -33,21 +33,24 @@ struct CopierOf : HolderOf<A, N, Lanes, Warps, false, V, Blocks> {
         cluster.meet(shared + 2 * places);
     }
     /// body(r, true, x) for the team's rows.
-    template <int64_t Rows, class Make, class Body>
-    __device__ __forceinline__ static void each_copied(const Grid& grid, const Make& make,
-                                                       const Body& body) {
+    template <int64_t Rows, class Make, class Body, class Order>
+    __device__ __forceinline__ void each_copied(const Grid& grid, const Make& make,
+                                                const Body& body, const Order& order) {
         typedef typename RowNumber<(Rows < (1 << 30))>::type Number;
         typedef typename decltype(make(0))::template Some<V> Some;
         extern __shared__ __align__(16) char bytes[];
         E* const first = reinterpret_cast<E*>(bytes + head) + V * threadIdx.x;
         constexpr auto rows = Number(Rows);
         const auto step = Number(grid.blocks / Blocks);
-        auto r = Number(grid.block / Blocks);
-#pragma unroll 1
-        for (int slot = 0; slot < Slots; slot++)
-            fill(first + slot * span, make, r + slot * step, rows);
-        for (E* slot = first; r < rows; r += step) {
-            const auto row = make(r);
+        Number at[Slots + 1];  // rows: this one, those under way, and the one to be asked for
+#pragma unroll
+        for (int k = 0; k <= Slots; k++) at[k] = Number(grid.block / Blocks) + k * step;
+        // Of a counter's: given behind these, asked for a row sooner.
+        Number given = at[Slots] + step;
+#pragma unroll
+        for (int k = 0; k < Slots; k++) fill(first + k * span, make, at[k], rows);
+        for (E* slot = first; at[0] < rows;) {
+            const auto row = make(at[0]);
             Row x = {};
             Some some[pieces];
             if (row.template beside_together<V>())
@@ -59,9 +62,17 @@ struct CopierOf : HolderOf<A, N, Lanes, Warps, false, V, Blocks> {
                 row.with(some[k], slot + k * apart);
                 row.open(some[k], x.a[k / Row::lines][k % Row::lines]);
             });
-            fill(slot, make, r + Slots * step, rows);
+            fill(slot, make, at[Slots], rows);
             slot = slot == first + (Slots - 1) * span ? first : slot + span;
-            body(r, true, x);
+            if constexpr (Order::counts)
+                if (cluster.leads()) {
+                    cluster.gives = uint32_t(given);
+                    given = (Slots + 2) * step + Number(order.take(uint32_t(rows)));
+                }
+            body(at[0], true, x);
+#pragma unroll
+            for (int k = 0; k < Slots; k++) at[k] = at[k + 1];
+            at[Slots] = Order::counts ? Number(cluster.told()) : at[Slots] + step;
         }
     }
     /// What a thread keeps for its pieces.

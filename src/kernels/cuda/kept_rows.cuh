@@ -69,7 +69,8 @@ struct KeptRows {
     static constexpr int leaves = (N + int(kTreeLeaf) - 1) / int(kTreeLeaf),
                          turns = (leaves + Warps * Blocks - 1) / (Warps * Blocks), lines = 4;
     static constexpr int places = turns * Warps * Blocks,  // of sums
-        room = turns * Warps * int(kTreeLeaf);             // of exponentials
+        last = leaves - (turns - 1) * Warps * Blocks,      // leaves of the last turn
+        room = ((turns - 1) * Warps + (last < Warps ? last : Warps)) * int(kTreeLeaf);
     static_assert(N % 4 == 0 && leaves <= 128 && Warps * Blocks <= 32);
     A* const exps;     // of which each thread touches its own alone
     A* const sums;     // of leaves
@@ -223,22 +224,28 @@ struct KeptOf {
     typedef decltype(static_cast<Make*>(nullptr)->operator()(0)) Row;
     typedef KeptRows<A, Team, int(Shape::n), typename Row::template Some<4>> Rows;
 };
-/// body(kept, r, row, next, here) for the rows of a block, of which `kept` holds row r; the next
+/// body(kept, r, row, next, here) for the rows of a cluster, of which `kept` holds row r; the next
 /// may be asked for if it is `here`.
-template <class A, class Team, class Shape, class Make, class Body>
-__device__ __forceinline__ void each_kept(const Grid& grid, const Make& make, const Body& body) {
+template <class A, class Team, class Shape, class Make, class Body, class Order>
+__device__ __forceinline__ void each_kept(const Grid& grid, const Make& make, const Body& body,
+                                          const Order& order) {
     typedef typename RowNumber<(Shape::rows < (1 << 30))>::type Number;
     extern __shared__ __align__(16) char bytes[];
     typename KeptOf<A, Team, Shape, Make>::Rows kept(bytes);
     constexpr auto rows = Number(Shape::rows);
     const auto step = Number(grid.blocks / Team::blocks);
     bool here = false;  // the row is on its way
-    for (auto r = Number(grid.block / Team::blocks); r < rows; r += step) {
+    auto r = Number(grid.block / Team::blocks);
+    for (Number after = r + step; r < rows;) {
         const auto row = make(r);
         if (!here) kept.load(row);
-        const auto next = make(r + step < rows ? r + step : r);
-        here = r + step < rows && next.template together<4>();
+        const auto next = make(after < rows ? after : r);
+        here = after < rows && next.template together<4>();
+        if constexpr (Order::counts)
+            if (kept.cluster.leads()) kept.cluster.gives = order.take(uint32_t(rows));
         body(kept, r, row, next, here);
+        r = after;
+        after = Order::counts ? 2 * step + Number(kept.cluster.told()) : after + step;
     }
 }
 
@@ -255,15 +262,15 @@ __device__ __forceinline__ void put_shares(const Kept& kept, const Out& out, A s
 
 /// cross_entropy_with_grad of such rows.
 template <class A, class Team, class Shape, class Make, class Labels, class Loss, class Most,
-          class Sum, class Put>
+          class Sum, class Put, class Order>
 __device__ __forceinline__ void cross_entropy_kept(const Grid& grid, Make make, Labels labels,
                                                    Loss loss, Most set_most, Sum set_sum, Put put,
-                                                   A scale) {
+                                                   A scale, Order order) {
     typedef KeptOf<A, Team, Shape, Make> Of;
     typedef typename Of::Row Row;
     const auto one = [&](typename Of::Rows& kept, int64_t r, const Row& row, const Row& next,
                          bool here) {
-        const bool leads = threadIdx.x == 0 && decltype(kept.cluster)::rank() == 0;
+        const bool leads = kept.cluster.leads();
         const int64_t named = labels(r);
         const int label = named >= 0 && named < Shape::n ? int(named) : -1;
         // Read before its gradient takes its place, and out of registers, which are few.
@@ -293,7 +300,7 @@ __device__ __forceinline__ void cross_entropy_kept(const Grid& grid, Make make, 
         else
             put_shares<false>(kept, out, share);
     };
-    each_kept<A, Team, Shape>(grid, make, one);
+    each_kept<A, Team, Shape>(grid, make, one, order);
 }
 
 /// Near: what kept.low says of the turn.
@@ -327,8 +334,8 @@ __device__ __forceinline__ void put_quotients(const Kept& kept, const Out& out, 
 }
 
 /// softmax_rows of such rows.
-template <class A, class Team, bool Masked, class Shape, class Make, class Put>
-__device__ __forceinline__ void softmax_kept(const Grid& grid, Make make, Put put) {
+template <class A, class Team, bool Masked, class Shape, class Make, class Put, class Order>
+__device__ __forceinline__ void softmax_kept(const Grid& grid, Make make, Put put, Order order) {
     typedef KeptOf<A, Team, Shape, Make> Of;
     typedef typename Of::Row Row;
     const auto one = [&](typename Of::Rows& kept, int64_t r, const Row& row, const Row& next,
@@ -343,7 +350,7 @@ __device__ __forceinline__ void softmax_kept(const Grid& grid, Make make, Put pu
         else
             put_quotients<false, Team>(kept, out, sum);
     };
-    each_kept<A, Team, Shape>(grid, make, one);
+    each_kept<A, Team, Shape>(grid, make, one, order);
 }
 
 }  // namespace aicf

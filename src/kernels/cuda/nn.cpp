@@ -561,10 +561,16 @@ class RowText {
         text_.blocks = kept_.blocks * std::min(rows_, std::max<int64_t>(teams, 1));
         text_.shared = static_cast<uint32_t>(kept_.bytes);
         if (name_ == "softmax")
-            call("softmax_kept",
-                 cat(kept_.type, row_.attrs->flag("masked") ? "true, " : "false, "));
+            call("softmax_kept", cat(kept_.type, row_.attrs->flag("masked") ? "true, " : "false, "),
+                 order());
         else
-            call("cross_entropy_kept", kept_.type, number_of(row_.at + 1));
+            call("cross_entropy_kept", kept_.type, cat(number_of(row_.at + 1), order()));
+    }
+    /// How clusters come by their rows: by a counter, as long as it counts them.
+    std::string order() {
+        if (rows_ >= 1 << 30) return ", InTurn{}";
+        text_.counters = 1;
+        return cat(", ByCounter{block.template ptr<uint32_t>(", layout_.tail, ")}");
     }
 
     /// Gradients in blocks that fill rows ahead.
@@ -632,7 +638,7 @@ class RowText {
                                          : name_;
         if (norm_ && ahead_) flags += ahead;
         call(kernel + (norm_ && ahead_ ? "_ahead" : "_rows"), type + flags,
-             norm_ && !back ? last_of_norm() : "");
+             cat(norm_ && !back ? last_of_norm() : "", team.slots > 0 ? order() : ""));
     }
 
     const LoweredOp& op_;

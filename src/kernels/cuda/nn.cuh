@@ -265,16 +265,20 @@ __device__ __forceinline__ void softmax_row(Team& team, const Row& x, int64_t r,
 }
 /// Masked: a row of -inf alone is 0. Ahead: the threads of blocks that read a row while they are at
 /// the one before it, or 0.
-template <class A, class Team, bool Log, bool Masked, int Ahead, class Shape, class Make, class Put>
-__device__ __forceinline__ void softmax_rows(const Grid& grid, Make make, Put put) {
+template <class A, class Team, bool Log, bool Masked, int Ahead, class Shape, class Make, class Put,
+          class Order = InTurn>
+__device__ __forceinline__ void softmax_rows(const Grid& grid, Make make, Put put,
+                                             Order order = {}) {
     extern __shared__ __align__(16) char bytes[];
     Team team{reinterpret_cast<A*>(bytes)};
     constexpr bool Looks = looks<A, Team, Shape>;
     if constexpr (Ahead > 0)
         each_ahead<Team, Shape::rows, Ahead>(
-            grid, make, [&](int64_t r, bool mine, const typename Team::Row& x) {
+            team, grid, make,
+            [&](int64_t r, bool mine, const typename Team::Row& x) {
                 softmax_row<A, Log, Masked, Looks, Shape::narrow>(team, x, r, mine, put);
-            });
+            },
+            order);
     else
         Team::template each<Shape::rows>(grid, [&](int64_t r, bool mine) {
             softmax_row<A, Log, Masked, Looks, Shape::narrow>(team, team.take(make(r)), r, mine,
@@ -372,9 +376,9 @@ struct Beside {
 /// stored with, if it is the same, Put::same, stays in registers or where a team that copies rows
 /// keeps it, if there is the room; else it is read for each row.
 template <class A, class Team, bool Center, int Threads, class Shape, class Make, class Put,
-          class Rstd, class Mean>
+          class Rstd, class Mean, class Order = InTurn>
 __device__ __forceinline__ void normalize_ahead(const Grid& grid, Make make, Put put, Rstd set_rstd,
-                                                Mean set_mean, A eps) {
+                                                Mean set_mean, A eps, Order order = {}) {
     extern __shared__ __align__(16) char bytes[];
     Team team{reinterpret_cast<A*>(bytes)};
     typedef typename Team::Row Row;
@@ -396,31 +400,34 @@ __device__ __forceinline__ void normalize_ahead(const Grid& grid, Make make, Put
             for (int k = first; k < first + lot && k < pieces; k++)
                 Team::keep(k, beside.some[k - first]);
         }
-    each_ahead<Team, Shape::rows, Threads>(grid, make, [&](int64_t r, bool mine, const Row& x) {
-        const Out out = put(r);
-        const bool together = Team::copies ? out.template together<Row::side>() : whole;
-        A mean = A(0);
-        if constexpr (Center) mean = by_count<Shape::n>(team.template reduce<SumOf<A>>(x));
-        const A sum = team.template reduce<SumOf<A>>(
-            team.map(x, [mean](A v) { return (v - mean) * (v - mean); }));
-        const A scale = scalar::div(A(1), scalar::sqrt(by_count<Shape::n>(sum) + eps));
-        const Row y = team.map(x, [=](A v) { return (v - mean) * scale; });
+    each_ahead<Team, Shape::rows, Threads>(
+        team, grid, make,
+        [&](int64_t r, bool mine, const Row& x) {
+            const Out out = put(r);
+            const bool together = Team::copies ? out.template together<Row::side>() : whole;
+            A mean = A(0);
+            if constexpr (Center) mean = by_count<Shape::n>(team.template reduce<SumOf<A>>(x));
+            const A sum = team.template reduce<SumOf<A>>(
+                team.map(x, [mean](A v) { return (v - mean) * (v - mean); }));
+            const A scale = scalar::div(A(1), scalar::sqrt(by_count<Shape::n>(sum) + eps));
+            const Row y = team.map(x, [=](A v) { return (v - mean) * scale; });
 #pragma unroll
-        for (int first = 0; first < pieces; first += lot) {
-            if constexpr (kept) {
+            for (int first = 0; first < pieces; first += lot) {
+                if constexpr (kept) {
 #pragma unroll
-                for (int k = first; k < first + lot && k < pieces; k++)
-                    beside.some[k - first] = Team::template kept<Some>(k);
-            } else if (!once) {
-                beside.read(out, first, together);
+                    for (int k = first; k < first + lot && k < pieces; k++)
+                        beside.some[k - first] = Team::template kept<Some>(k);
+                } else if (!once) {
+                    beside.read(out, first, together);
+                }
+                if (mine) beside.finish(out, first, together, y);
             }
-            if (mine) beside.finish(out, first, together, y);
-        }
-        if (mine && team.leads()) {
-            set_rstd(r, scale);
-            set_mean(r, mean);
-        }
-    });
+            if (mine && team.leads()) {
+                set_rstd(r, scale);
+                set_mean(r, mean);
+            }
+        },
+        order);
 }
 
 template <class A, class Team, bool Center, class Shape, class Y, class Rstd, class Dy, class Put>
@@ -471,9 +478,10 @@ __device__ __forceinline__ void store_loss(const LossParts<A>& parts, int64_t r,
 /// `put`: of the logits, where they are made here and stored. Of rows that are read ahead the
 /// losses wait until each lane of the team has one to make.
 template <class A, class Team, int Ahead, class Shape, class Make, class Labels, class Loss,
-          class Most, class Sum, class Put>
+          class Most, class Sum, class Put, class Order = InTurn>
 __device__ __forceinline__ void cross_entropy_rows(const Grid& grid, Make make, Labels labels,
-                                                   Loss loss, Most set_most, Sum set_sum, Put put) {
+                                                   Loss loss, Most set_most, Sum set_sum, Put put,
+                                                   Order order = {}) {
     extern __shared__ __align__(16) char bytes[];
     Team team{reinterpret_cast<A*>(bytes)};
     if constexpr (Ahead > 0) {
@@ -488,11 +496,13 @@ __device__ __forceinline__ void cross_entropy_rows(const Grid& grid, Make make, 
             turn = 0;
         };
         each_ahead<Team, Shape::rows, Ahead>(
-            grid, make, [&](int64_t r, bool mine, const typename Team::Row& x) {
+            team, grid, make,
+            [&](int64_t r, bool mine, const typename Team::Row& x) {
                 const LossParts<A> parts = loss_parts<A, Shape>(team, x);
                 if (mine && own == turn && Team::leads_blocks()) kept = parts, row = r;
                 if (++turn == lanes) store();
-            });
+            },
+            order);
         store();
     } else {
         Team::template each<Shape::rows>(grid, [&](int64_t r, bool mine) {
@@ -629,7 +639,7 @@ __device__ __forceinline__ void cross_entropy_with_grad(const Grid& grid, Make m
         }
     };
     if constexpr (Ahead > 0)
-        each_ahead<Team, Shape::rows, Ahead>(grid, make, one);
+        each_ahead<Team, Shape::rows, Ahead>(team, grid, make, one, InTurn{});
     else
         Team::template each<Shape::rows>(
             grid, [&](int64_t r, bool mine) { one(r, mine, team.take(make(r))); });

@@ -144,11 +144,11 @@ Team copying_team(const RowOp& row, int side, int64_t beside, const Limits& limi
     const int64_t warps = warps_of(team.blocks), threads = 32 * warps;
     team.warps = static_cast<int>(warps * team.blocks);
     team.resident = static_cast<int>(kCopyingWarps / warps);
-    const int64_t slot = 64 * threads, head = 16 * team.warps + 16,
+    const int64_t slot = 64 * threads, head = 16 * team.warps + 32,
                   room = std::min(kKeptShared, kShared / team.resident - 1024) - head;
     int64_t each = 32 / side * beside;  // of a thread's pieces
-    if (each * threads + kLeastCopied * slot > room) each = 0;
-    team.slots = static_cast<int>(std::min(kCopiedRows, (room - each * threads) / slot));
+    if (each * threads + kCopiedRows * slot > room) each = 0;
+    team.slots = static_cast<int>(kCopiedRows);
     team.results = head / 4;
     team.kept = head + team.slots * slot + each * threads;
     team.type = cat("CopierOf<float, ", row.n, ", ", team.lanes, ", ", team.warps, ", ", side, ", ",
@@ -177,8 +177,10 @@ KeptTeam kept_team(const LoweredOp& op, const RowOp& row, const Limits& limits) 
     team.blocks = leaves <= 2 * kKeptTurns * kKeptWarps ? 2 : 4;
     team.resident = team.blocks == 2 ? 2 : 3;
     team.warps = team.blocks == 2 ? kKeptWarps : kKeptFewWarps;
-    const int64_t turns = ceil_div(leaves, team.warps * team.blocks), places = turns * team.warps;
-    team.bytes = 4 * (places * kTreeLeaf + team.blocks * (places + team.warps)) + 16;
+    const int64_t each = team.warps * team.blocks, turns = ceil_div(leaves, each),
+                  most = (turns - 1) * team.warps +
+                         std::min(team.warps, leaves - (turns - 1) * each);  // of a block
+    team.bytes = 4 * (most * kTreeLeaf + (turns + 1) * each) + 32;
     team.type = cat("KeptTeam<", team.warps, ", ", team.blocks, ", ",
                     x.dtype == DType::bf16 ? "true>, " : "false>, ");
     return team;

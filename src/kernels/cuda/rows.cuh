@@ -296,6 +296,22 @@ __device__ __forceinline__ void each_piece(const Body& body) {
                 body(turn * Row::lines + line, i);
 }
 
+/// How blocks come by rows: in turn, or each takes its next one by a counter, 0 before and after.
+/// Some processors have a larger share of the memory's bandwidth than others.
+struct InTurn {
+    static constexpr bool counts = false;
+};
+struct ByCounter {
+    static constexpr bool counts = true;
+    uint32_t* counter;
+    /// The next of so many in all.
+    __device__ __forceinline__ uint32_t take(uint32_t count) const {
+        const uint32_t ticket = atomicAdd(counter, 1u);
+        if (ticket == count - 1) clear_counter(counter);
+        return ticket;
+    }
+};
+
 /// each_ahead() of rows that go to registers.
 template <class Team, int64_t Rows, int Threads, class Make, class Body>
 __device__ __forceinline__ void each_loaded(const Grid& grid, const Make& make, const Body& body) {
@@ -329,11 +345,13 @@ __device__ __forceinline__ void each_loaded(const Grid& grid, const Make& make, 
     }
 }
 /// body(r, mine, x) for the team's rows, as each() has them, of which the next is on its way
-/// meanwhile as it is stored. Blocks of so many threads, which go on to further rows.
-template <class Team, int64_t Rows, int Threads, class Make, class Body>
-__device__ __forceinline__ void each_ahead(const Grid& grid, const Make& make, const Body& body) {
+/// meanwhile as it is stored. Blocks of so many threads, which go on to further rows; `order` is
+/// that of teams that copy them.
+template <class Team, int64_t Rows, int Threads, class Make, class Body, class Order>
+__device__ __forceinline__ void each_ahead(Team& team, const Grid& grid, const Make& make,
+                                           const Body& body, const Order& order) {
     if constexpr (Team::copies)
-        Team::template each_copied<Rows>(grid, make, body);
+        team.template each_copied<Rows>(grid, make, body, order);
     else
         each_loaded<Team, Rows, Threads>(grid, make, body);
 }

@@ -65,10 +65,9 @@ constexpr int64_t kKeptSaved = 2, kKeptShared = 227 << 10, kHalfShared = (228 <<
 constexpr int64_t kept_bytes(int64_t n, int64_t size, int64_t rows) {
     return ((n + kTreeLeaf - 1) / kTreeLeaf * 4 + 15) / 16 * 16 + (n * size + 15) / 16 * 16 * rows;
 }
-// Of rows that are copied to shared memory ahead: leaves of a row at most, rows of a team at most
-// and at least, warps that a processor has the registers for, bytes of its shared memory.
-constexpr int64_t kCopiedLeaves = 128, kCopiedRows = 4, kLeastCopied = 2, kCopyingWarps = 28,
-                  kShared = 228 << 10;
+// Of rows that are copied to shared memory ahead: leaves of a row at most, rows of a team, warps
+// that a processor has the registers for, bytes of its shared memory.
+constexpr int64_t kCopiedLeaves = 128, kCopiedRows = 2, kCopyingWarps = 28, kShared = 228 << 10;
 // Elements of a processor from which on instructions are what teams that hold rows wait for.
 constexpr int64_t kManyTerms = 32 * 1024;
 // Elements of a processor, in 16 bits, from which on rows that blocks hold stay in the second cache
