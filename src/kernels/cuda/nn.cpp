@@ -566,7 +566,7 @@ class RowText {
         else
             call("cross_entropy_kept", kept_.type, cat(number_of(row_.at + 1), order()));
     }
-    /// How clusters come by their rows: by a counter, as long as it counts them.
+    /// How blocks that go on to further rows come by them: by a counter, as long as it counts them.
     std::string order() {
         if (rows_ >= 1 << 30) return ", InTurn{}";
         text_.counters = 1;
@@ -581,7 +581,8 @@ class RowText {
         text_.shared = static_cast<uint32_t>(filled_.bytes);
         const bool log = name_.starts_with("log_"), set = norm_ ? row_.attrs->flag("center") : log;
         call((log ? name_.substr(4) : name_) + "_filled",
-             cat(filled_.warps, ", ", cuda_type(row_.x->dtype), set ? ", true, " : ", false, "));
+             cat(filled_.warps, ", ", cuda_type(row_.x->dtype), set ? ", true, " : ", false, "),
+             order());
     }
     /// Where a norm's mean goes, and its number.
     std::string last_of_norm() const {

@@ -192,7 +192,7 @@ FilledTeam filled_team(const RowOp& row, int64_t rows, const Limits& limits) {
     const int64_t leaves = ceil_div(row.n, kTreeLeaf);
     if (leaves <= kHeldLeaves || leaves > 128) return {};
     FilledTeam team;
-    team.bytes = 4 * row.n + 16 * leaves;
+    team.bytes = 4 * row.n + 16 * leaves + 16;
     if (team.bytes > kKeptShared) return {};
     team.resident = rows > limits.processors && team.bytes <= kHalfShared ? 2 : 1;
     team.warps = ceil_div(leaves, ceil_div(leaves, 32 / team.resident));
