@@ -19,7 +19,7 @@ template <class A, int64_t N, int Lanes, int Warps, int V, class E, int Slots, i
 struct CopierOf : HolderOf<A, N, Lanes, Warps, false, V, Blocks> {
     typedef HolderOf<A, N, Lanes, Warps, false, V, Blocks> Holder;
     typedef typename Holder::Row Row;
-    static constexpr bool copies = true, pairs = true;
+    static constexpr bool copies = true;
     static constexpr int threads = 32 * Warps / Blocks, pieces = Row::turns * Row::lines,
                          apart = threads * V, span = pieces * apart;  // of pieces, of slots
     // In shared memory: what leaves come to, of two reductions in turn; barriers; copies.
@@ -29,28 +29,24 @@ struct CopierOf : HolderOf<A, N, Lanes, Warps, false, V, Blocks> {
     static_assert(sizeof(A) == 4 && sizeof(E) == 2 && N % V == 0 && Slots > 1);
     RowCluster<Blocks> cluster;
 
-    __device__ __forceinline__ explicit CopierOf(A* shared) : Holder{shared} {
-        cluster.meet(shared + 2 * places);
-    }
+    __device__ __forceinline__ explicit CopierOf(A* shared)
+        : Holder{shared}, cluster(shared + 2 * places) {}
     /// body(r, true, x) for the team's rows.
-    template <int64_t Rows, class Make, class Body, class Order>
-    __device__ __forceinline__ void each_copied(const Grid& grid, const Make& make,
-                                                const Body& body, const Order& order) {
+    template <int64_t Rows, class Make, class Body>
+    __device__ __forceinline__ static void each_copied(const Grid& grid, const Make& make,
+                                                       const Body& body) {
         typedef typename RowNumber<(Rows < (1 << 30))>::type Number;
         typedef typename decltype(make(0))::template Some<V> Some;
         extern __shared__ __align__(16) char bytes[];
         E* const first = reinterpret_cast<E*>(bytes + head) + V * threadIdx.x;
         constexpr auto rows = Number(Rows);
         const auto step = Number(grid.blocks / Blocks);
-        Number at[Slots + 1];  // rows: this one, those under way, and the one to be asked for
-#pragma unroll
-        for (int k = 0; k <= Slots; k++) at[k] = Number(grid.block / Blocks) + k * step;
-        // Of a counter's: given behind these, asked for a row sooner.
-        Number given = at[Slots] + step;
-#pragma unroll
-        for (int k = 0; k < Slots; k++) fill(first + k * span, make, at[k], rows);
-        for (E* slot = first; at[0] < rows;) {
-            const auto row = make(at[0]);
+        auto r = Number(grid.block / Blocks);
+#pragma unroll 1
+        for (int slot = 0; slot < Slots; slot++)
+            fill(first + slot * span, make, r + slot * step, rows);
+        for (E* slot = first; r < rows; r += step) {
+            const auto row = make(r);
             Row x = {};
             Some some[pieces];
             if (row.template beside_together<V>())
@@ -62,17 +58,9 @@ struct CopierOf : HolderOf<A, N, Lanes, Warps, false, V, Blocks> {
                 row.with(some[k], slot + k * apart);
                 row.open(some[k], x.a[k / Row::lines][k % Row::lines]);
             });
-            fill(slot, make, at[Slots], rows);
+            fill(slot, make, r + Slots * step, rows);
             slot = slot == first + (Slots - 1) * span ? first : slot + span;
-            if constexpr (Order::counts)
-                if (cluster.leads()) {
-                    cluster.gives = uint32_t(given);
-                    given = (Slots + 2) * step + Number(order.take(uint32_t(rows)));
-                }
-            body(at[0], true, x);
-#pragma unroll
-            for (int k = 0; k < Slots; k++) at[k] = at[k + 1];
-            at[Slots] = Order::counts ? Number(cluster.told()) : at[Slots] + step;
+            body(r, true, x);
         }
     }
     /// What a thread keeps for its pieces.
@@ -99,28 +87,15 @@ struct CopierOf : HolderOf<A, N, Lanes, Warps, false, V, Blocks> {
     __device__ __forceinline__ A reduce(const Row& row) {
         A v[Row::turns];
         row.template leaf_results<Op>(v);
-        return join<Op>(v);
-    }
-    __device__ __forceinline__ float largest_brain(const Row& row) {
-        A v[Row::turns];
-#pragma unroll
-        for (int turn = 0; turn < Row::turns; turn++)
-            v[turn] = turn == 0 ? Holder::largest_brain(row) : MaxOf<A>::missing();
-        return join<MaxOf<A>>(v);
-    }
-
-  private:
-    /// What all leaves come to, of which each leaf's first lane has its own.
-    template <class Op>
-    __device__ __forceinline__ A join(const A (&v)[Row::turns]) {
-        A* const all = this->shared + this->side * places;
-        this->side ^= 1;
+        A* const all = this->shared + cluster.side() * places;
 #pragma unroll
         for (int turn = 0; turn < Row::turns; turn++)
             if (threadIdx.x % Lanes == 0) all[Row::leaf_of(turn)] = v[turn];
         cluster.template tell<1, places / Blocks>(all);
         return join_leaves<Op, Row::leaves>(all);
     }
+
+  private:
     /// What lies in one place of T, of 16 bytes at most: neighbouring threads' side by side.
     template <class T>
     struct PartOf {

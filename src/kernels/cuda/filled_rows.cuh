@@ -177,11 +177,14 @@ __device__ __forceinline__ void each_filled(const Grid& grid, const Body& body, 
         ask(after);
         uint32_t ticket = 0;
         if constexpr (Order::counts)
-            if (threadIdx.x == 0) ticket = order.take(uint32_t(count));
+            if (threadIdx.x == 0) ticket = atomicAdd(order.counter, 1u);
         body(rows, r);
         r = after;
         if constexpr (Order::counts) {
-            if (threadIdx.x == 0) *given = ticket;
+            if (threadIdx.x == 0) {
+                *given = ticket;
+                if (ticket == uint32_t(count) - 1) clear_counter(order.counter);
+            }
             __syncthreads();  // and another behind the row's sums, before it is written again
             after = 2 * step + Number(*given);
         } else {

@@ -76,13 +76,15 @@ struct KeptRows {
     A* const sums;     // of leaves
     A* const largest;  // of warps
     Four x[turns][lines];
-    uint32_t low = 0;  // the turns of which some of this thread's exponentials are not near
+    uint32_t ticket = 0;  // of the row after the next, by a counter
+    uint32_t low = 0;     // the turns of which some of this thread's exponentials are not near
     RowCluster<Blocks> cluster;
 
     __device__ __forceinline__ explicit KeptRows(char* shared)
-        : exps(reinterpret_cast<A*>(shared)), sums(exps + room), largest(sums + places) {
-        cluster.meet(largest + Warps * Blocks);
-    }
+        : exps(reinterpret_cast<A*>(shared)),
+          sums(exps + room),
+          largest(sums + places),
+          cluster(largest + Warps * Blocks) {}
     template <class Body>
     __device__ __forceinline__ static void each(const Body& body) {
         each_four<Warps, N, Blocks>(body);
@@ -155,7 +157,7 @@ struct KeptRows {
             if (threadIdx.x % 32 == 0) sums[turn * Warps * Blocks + warp()] = sum;
             __syncwarp();  // so that what comes next is asked for now, not behind the last turn
         }
-        cluster.template tell<turns, Warps>(sums);
+        cluster.template tell<turns, Warps, true>(sums, ticket);
         const A sum = join_leaves<SumOf<A>, leaves>(sums);
         return most - most == A(0) ? sum : static_cast<A>(scalar::from_bits(0x7fc00000u));
     }
@@ -225,7 +227,8 @@ struct KeptOf {
     typedef KeptRows<A, Team, int(Shape::n), typename Row::template Some<4>> Rows;
 };
 /// body(kept, r, row, next, here) for the rows of a cluster, of which `kept` holds row r; the next
-/// may be asked for if it is `here`.
+/// may be asked for if it is `here`. By a counter it begins with two rows of its own, and with each
+/// it asks for the one after the next, so that the counter is asked once for each row.
 template <class A, class Team, class Shape, class Make, class Body, class Order>
 __device__ __forceinline__ void each_kept(const Grid& grid, const Make& make, const Body& body,
                                           const Order& order) {
@@ -242,8 +245,11 @@ __device__ __forceinline__ void each_kept(const Grid& grid, const Make& make, co
         const auto next = make(after < rows ? after : r);
         here = after < rows && next.template together<4>();
         if constexpr (Order::counts)
-            if (kept.cluster.leads()) kept.cluster.gives = order.take(uint32_t(rows));
+            if (kept.cluster.leads()) kept.ticket = atomicAdd(order.counter, 1u);
         body(kept, r, row, next, here);
+        if constexpr (Order::counts)
+            if (kept.cluster.leads() && kept.ticket == uint32_t(rows) - 1)
+                clear_counter(order.counter);
         r = after;
         after = Order::counts ? 2 * step + Number(kept.cluster.told()) : after + step;
     }

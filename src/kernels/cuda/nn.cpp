@@ -163,13 +163,13 @@ class RowText {
     }
 
     /// Of kernels that make exponentials: whether instructions are what they wait for, and whether
-    /// elements are bfloat16 numbers, so few that a sum of exponentials is below 2^16.
+    /// elements are bfloat16 numbers.
     std::string many() const {
         if (norm_ || name_.ends_with("_bwd")) return "";
         const bool set = rows_ * row_.n >= kManyTerms * limits_.processors;
         return cat("    static constexpr bool many = ", set ? "true" : "false", ";\n",
                    "    static constexpr bool narrow = ",
-                   row_.x->dtype == DType::bf16 && row_.n < 1 << 16 ? "true" : "false", ";\n");
+                   row_.x->dtype == DType::bf16 ? "true" : "false", ";\n");
     }
 
     /// The input whose elements of 16 bits a block keeps for those of an operand, which they hold,
@@ -246,11 +246,9 @@ class RowText {
     /// A team that copies its rows ahead, of a norm of long ones; of no slots: there is none.
     Team copying() const {
         const int number = row_.operands[0];
-        if (kept_.warps) return {};
-        const bool norm = name_ == "normalize" || name_ == "normalize_mean";
-        if ((!norm && name_ != "softmax" && name_ != "log_softmax" && name_ != "cross_entropy") ||
-            row_.axes > 1 || a_ != "float" || row_.n % 4 != 0 || !is_16_bit(row_.x->dtype) ||
-            (number >= inputs_ && number < outer_) || (norm && !all_beside()) || loss_region(op_))
+        if ((name_ != "normalize" && name_ != "normalize_mean") || row_.axes > 1 || a_ != "float" ||
+            row_.n % 4 != 0 || !is_16_bit(row_.x->dtype) ||
+            (number >= inputs_ && number < outer_) || !all_beside())
             return {};
         bool narrow = true;
         for (const auto* views : {&op_.inputs, &op_.outputs})
@@ -260,8 +258,7 @@ class RowText {
                                view.strides[row_.axis] == 0 || view.shape[row_.axis] == 1);
         for (int side : {8, 4})
             if ((side == 4 || narrow) && row_.n % side == 0 && own_of(0, side) >= 0)
-                return copying_team(row_, side, norm && puts_same() ? beside_bytes(side) : 0,
-                                    limits_);
+                return copying_team(row_, side, puts_same() ? beside_bytes(side) : 0, limits_);
         return {};
     }
 
@@ -639,7 +636,7 @@ class RowText {
                                          : name_;
         if (norm_ && ahead_) flags += ahead;
         call(kernel + (norm_ && ahead_ ? "_ahead" : "_rows"), type + flags,
-             cat(norm_ && !back ? last_of_norm() : "", team.slots > 0 ? order() : ""));
+             norm_ && !back ? last_of_norm() : "");
     }
 
     const LoweredOp& op_;

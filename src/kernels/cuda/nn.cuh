@@ -147,23 +147,19 @@ struct ExpsBelow {
 template <class A, class Team, class Shape>
 constexpr bool looks = same_type<A, float> && (Team::keeps || (Team::holds && Shape::many));
 
-/// `near`: whether all of a thread's are, where it looks. `Narrow`: all are bfloat16 numbers.
-template <bool Looks, bool Narrow, class A, class Team, class Row>
+/// `near`: whether all of a thread's are, where it looks.
+template <bool Looks, class A, class Team, class Row>
 __device__ __forceinline__ auto exps_of(Team& team, const Row& x, A most, bool& near) {
     if constexpr (Looks && !Team::holds) {
         return team.alter(x, ExpsBelow<A>{most});
     } else {
         if constexpr (Looks) {
-            if constexpr (Narrow && Team::copies) {
-                near = below(team.least_brain(x), most) <= kNearBits;
-            } else {
-                uint32_t furthest = 0;
-                team.visit(x, [&](A v) {
-                    const uint32_t u = below(v, most);
-                    furthest = u > furthest ? u : furthest;
-                });
-                near = furthest <= kNearBits;
-            }
+            uint32_t furthest = 0;
+            team.visit(x, [&](A v) {
+                const uint32_t u = below(v, most);
+                furthest = u > furthest ? u : furthest;
+            });
+            near = furthest <= kNearBits;
             if (near)
                 return team.map(x, [most](A v) { return scalar::exp_shifted(v - most, 0.0f); });
         }
@@ -251,7 +247,7 @@ __device__ __forceinline__ void softmax_row(Team& team, const Row& x, int64_t r,
     A most = most_of<A, Narrow>(team, x);
     if constexpr (Masked) most = scalar::masked_most(most);
     bool near = false;
-    const auto exps = exps_of<Looks, Narrow>(team, x, most, near);
+    const auto exps = exps_of<Looks>(team, x, most, near);
     A sum = sum_where(team, exps, most);
     if constexpr (Masked) sum = scalar::masked_sum(sum);
     if constexpr (Log) {
@@ -265,20 +261,16 @@ __device__ __forceinline__ void softmax_row(Team& team, const Row& x, int64_t r,
 }
 /// Masked: a row of -inf alone is 0. Ahead: the threads of blocks that read a row while they are at
 /// the one before it, or 0.
-template <class A, class Team, bool Log, bool Masked, int Ahead, class Shape, class Make, class Put,
-          class Order = InTurn>
-__device__ __forceinline__ void softmax_rows(const Grid& grid, Make make, Put put,
-                                             Order order = {}) {
+template <class A, class Team, bool Log, bool Masked, int Ahead, class Shape, class Make, class Put>
+__device__ __forceinline__ void softmax_rows(const Grid& grid, Make make, Put put) {
     extern __shared__ __align__(16) char bytes[];
     Team team{reinterpret_cast<A*>(bytes)};
     constexpr bool Looks = looks<A, Team, Shape>;
     if constexpr (Ahead > 0)
         each_ahead<Team, Shape::rows, Ahead>(
-            team, grid, make,
-            [&](int64_t r, bool mine, const typename Team::Row& x) {
+            grid, make, [&](int64_t r, bool mine, const typename Team::Row& x) {
                 softmax_row<A, Log, Masked, Looks, Shape::narrow>(team, x, r, mine, put);
-            },
-            order);
+            });
     else
         Team::template each<Shape::rows>(grid, [&](int64_t r, bool mine) {
             softmax_row<A, Log, Masked, Looks, Shape::narrow>(team, team.take(make(r)), r, mine,
@@ -376,9 +368,9 @@ struct Beside {
 /// stored with, if it is the same, Put::same, stays in registers or where a team that copies rows
 /// keeps it, if there is the room; else it is read for each row.
 template <class A, class Team, bool Center, int Threads, class Shape, class Make, class Put,
-          class Rstd, class Mean, class Order = InTurn>
+          class Rstd, class Mean>
 __device__ __forceinline__ void normalize_ahead(const Grid& grid, Make make, Put put, Rstd set_rstd,
-                                                Mean set_mean, A eps, Order order = {}) {
+                                                Mean set_mean, A eps) {
     extern __shared__ __align__(16) char bytes[];
     Team team{reinterpret_cast<A*>(bytes)};
     typedef typename Team::Row Row;
@@ -400,34 +392,31 @@ __device__ __forceinline__ void normalize_ahead(const Grid& grid, Make make, Put
             for (int k = first; k < first + lot && k < pieces; k++)
                 Team::keep(k, beside.some[k - first]);
         }
-    each_ahead<Team, Shape::rows, Threads>(
-        team, grid, make,
-        [&](int64_t r, bool mine, const Row& x) {
-            const Out out = put(r);
-            const bool together = Team::copies ? out.template together<Row::side>() : whole;
-            A mean = A(0);
-            if constexpr (Center) mean = by_count<Shape::n>(team.template reduce<SumOf<A>>(x));
-            const A sum = team.template reduce<SumOf<A>>(
-                team.map(x, [mean](A v) { return (v - mean) * (v - mean); }));
-            const A scale = scalar::div(A(1), scalar::sqrt(by_count<Shape::n>(sum) + eps));
-            const Row y = team.map(x, [=](A v) { return (v - mean) * scale; });
+    each_ahead<Team, Shape::rows, Threads>(grid, make, [&](int64_t r, bool mine, const Row& x) {
+        const Out out = put(r);
+        const bool together = Team::copies ? out.template together<Row::side>() : whole;
+        A mean = A(0);
+        if constexpr (Center) mean = by_count<Shape::n>(team.template reduce<SumOf<A>>(x));
+        const A sum = team.template reduce<SumOf<A>>(
+            team.map(x, [mean](A v) { return (v - mean) * (v - mean); }));
+        const A scale = scalar::div(A(1), scalar::sqrt(by_count<Shape::n>(sum) + eps));
+        const Row y = team.map(x, [=](A v) { return (v - mean) * scale; });
 #pragma unroll
-            for (int first = 0; first < pieces; first += lot) {
-                if constexpr (kept) {
+        for (int first = 0; first < pieces; first += lot) {
+            if constexpr (kept) {
 #pragma unroll
-                    for (int k = first; k < first + lot && k < pieces; k++)
-                        beside.some[k - first] = Team::template kept<Some>(k);
-                } else if (!once) {
-                    beside.read(out, first, together);
-                }
-                if (mine) beside.finish(out, first, together, y);
+                for (int k = first; k < first + lot && k < pieces; k++)
+                    beside.some[k - first] = Team::template kept<Some>(k);
+            } else if (!once) {
+                beside.read(out, first, together);
             }
-            if (mine && team.leads()) {
-                set_rstd(r, scale);
-                set_mean(r, mean);
-            }
-        },
-        order);
+            if (mine) beside.finish(out, first, together, y);
+        }
+        if (mine && team.leads()) {
+            set_rstd(r, scale);
+            set_mean(r, mean);
+        }
+    });
 }
 
 template <class A, class Team, bool Center, class Shape, class Y, class Rstd, class Dy, class Put>
@@ -459,9 +448,7 @@ template <class A, class Shape, class Team, class Row>
 __device__ __forceinline__ LossParts<A> loss_parts(Team& team, const Row& x) {
     const A most = most_of<A, Shape::narrow>(team, x);
     bool near = false;
-    return {
-        most,
-        sum_where(team, exps_of<looks<A, Team, Shape>, Shape::narrow>(team, x, most, near), most)};
+    return {most, sum_where(team, exps_of<looks<A, Team, Shape>>(team, x, most, near), most)};
 }
 template <class A, class Shape, class Make, class Labels, class Loss, class Most, class Sum>
 __device__ __forceinline__ void store_loss(const LossParts<A>& parts, int64_t r, const Make& make,
@@ -478,10 +465,9 @@ __device__ __forceinline__ void store_loss(const LossParts<A>& parts, int64_t r,
 /// `put`: of the logits, where they are made here and stored. Of rows that are read ahead the
 /// losses wait until each lane of the team has one to make.
 template <class A, class Team, int Ahead, class Shape, class Make, class Labels, class Loss,
-          class Most, class Sum, class Put, class Order = InTurn>
+          class Most, class Sum, class Put>
 __device__ __forceinline__ void cross_entropy_rows(const Grid& grid, Make make, Labels labels,
-                                                   Loss loss, Most set_most, Sum set_sum, Put put,
-                                                   Order order = {}) {
+                                                   Loss loss, Most set_most, Sum set_sum, Put put) {
     extern __shared__ __align__(16) char bytes[];
     Team team{reinterpret_cast<A*>(bytes)};
     if constexpr (Ahead > 0) {
@@ -496,13 +482,11 @@ __device__ __forceinline__ void cross_entropy_rows(const Grid& grid, Make make, 
             turn = 0;
         };
         each_ahead<Team, Shape::rows, Ahead>(
-            team, grid, make,
-            [&](int64_t r, bool mine, const typename Team::Row& x) {
+            grid, make, [&](int64_t r, bool mine, const typename Team::Row& x) {
                 const LossParts<A> parts = loss_parts<A, Shape>(team, x);
-                if (mine && own == turn && Team::leads_blocks()) kept = parts, row = r;
+                if (mine && own == turn) kept = parts, row = r;
                 if (++turn == lanes) store();
-            },
-            order);
+            });
         store();
     } else {
         Team::template each<Shape::rows>(grid, [&](int64_t r, bool mine) {
@@ -620,7 +604,7 @@ __device__ __forceinline__ void cross_entropy_with_grad(const Grid& grid, Make m
         constexpr bool Looks = looks<A, Team, Shape>;
         const A most = most_of<A, Shape::narrow>(team, x);
         bool near = false;
-        const auto exps = exps_of<Looks, Shape::narrow>(team, x, most, near);
+        const auto exps = exps_of<Looks>(team, x, most, near);
         const A sum = sum_where(team, exps, most);
         const int64_t label = labels(r);
         if (mine && team.leads())
@@ -639,7 +623,7 @@ __device__ __forceinline__ void cross_entropy_with_grad(const Grid& grid, Make m
         }
     };
     if constexpr (Ahead > 0)
-        each_ahead<Team, Shape::rows, Ahead>(team, grid, make, one, InTurn{});
+        each_ahead<Team, Shape::rows, Ahead>(grid, make, one);
     else
         Team::template each<Shape::rows>(
             grid, [&](int64_t r, bool mine) { one(r, mine, team.take(make(r))); });

@@ -136,14 +136,11 @@ Team copying_team(const RowOp& row, int side, int64_t beside, const Limits& limi
         return team;
     team.side = side;
     team.lanes = static_cast<int>(kTreeLanes / side);
-    // A warp has two leaves, of which a lane has 32 elements. Two blocks of a processor or more,
-    // which are at different rows, so that one computes while another waits.
-    const auto warps_of = [&](int blocks) { return ceil_div(leaves, 2 * blocks); };
+    // A warp has two leaves, of which a lane has 32 elements.
     team.blocks = 2;
-    while (2 * warps_of(team.blocks) > kCopyingWarps) team.blocks *= 2;
-    const int64_t warps = warps_of(team.blocks), threads = 32 * warps;
+    const int64_t warps = ceil_div(leaves, 2 * team.blocks), threads = 32 * warps;
     team.warps = static_cast<int>(warps * team.blocks);
-    team.resident = static_cast<int>(kCopyingWarps / warps);
+    team.resident = static_cast<int>(std::max<int64_t>(1, kCopyingWarps / warps));
     const int64_t slot = 64 * threads, head = 16 * team.warps + 32,
                   room = std::min(kKeptShared, kShared / team.resident - 1024) - head;
     int64_t each = 32 / side * beside;  // of a thread's pieces
@@ -172,11 +169,10 @@ KeptTeam kept_team(const LoweredOp& op, const RowOp& row, const Limits& limits) 
     for (const View& view : op.inputs)  // which functions of the gradient read side by side
         if (view.shape == x.shape && view.strides[row.axis] != 0 && view.strides[row.axis] != 1)
             return {};
-    // Blocks of a processor are at different rows, so that one computes while another waits.
+    // Two blocks of a processor are at different rows, so that one computes while another waits.
     KeptTeam team;
-    team.blocks = leaves <= 2 * kKeptTurns * kKeptWarps ? 2 : 4;
-    team.resident = team.blocks == 2 ? 2 : 3;
-    team.warps = team.blocks == 2 ? kKeptWarps : kKeptFewWarps;
+    team.blocks = team.resident = leaves <= 2 * kKeptTurns * kKeptWarps ? 2 : 1;
+    team.warps = team.blocks == 2 ? kKeptWarps : ceil_div(leaves, kKeptTurns);
     const int64_t each = team.warps * team.blocks, turns = ceil_div(leaves, each),
                   most = (turns - 1) * team.warps +
                          std::min(team.warps, leaves - (turns - 1) * each);  // of a block

@@ -133,7 +133,7 @@ struct HolderOf {
 
     /// Of a block of so many threads.
     __device__ __forceinline__ static constexpr int count(int threads) {
-        return threads / (Warps > 1 ? 32 * Warps / Blocks : Lanes);
+        return threads / (Warps > 1 ? 32 * Warps : Lanes);
     }
     /// body(r, mine) for the team's rows. All threads of a warp go along; `mine`: with a row of
     /// its own, and not for company.
@@ -156,9 +156,8 @@ struct HolderOf {
         }
     }
     __device__ __forceinline__ static bool leads() {
-        return (Warps > 1 ? threadIdx.x : threadIdx.x % Lanes) == 0 && leads_blocks();
+        return (Warps > 1 ? threadIdx.x : threadIdx.x % Lanes) == 0 && blockIdx.x % Blocks == 0;
     }
-    __device__ __forceinline__ static bool leads_blocks() { return blockIdx.x % Blocks == 0; }
     __device__ __forceinline__ static void sync() { sync_warps<Warps>(); }
     template <class Make>
     __device__ __forceinline__ static void fill(Row& row, const Make& make) {
@@ -200,44 +199,24 @@ struct HolderOf {
                         row.a[turn][line][c] = f(row.a[turn][line][c], other.a[turn][line][c]);
         return row;
     }
-    /// join(word) for each two elements that are bfloat16 numbers. Of rows that are copied again
-    /// for those of a line that is not there, whose leaf is.
-    template <class Join>
-    __device__ __forceinline__ static void visit_brain(const Row& row, const Join& join) {
-        const auto two = [&](int turn, int line, int c) {
-            return Two<Brain>{scalar::bits(row.a[turn][line][c]) >> 16 |
-                              (scalar::bits(row.a[turn][line][c + 1]) & 0xffff0000u)};
-        };
-#pragma unroll
-        for (int turn = 0; turn < Row::turns; turn++)
-#pragma unroll
-            for (int line = 0; line < Row::lines; line++) {
-                const bool has = Row::has(Row::first(turn, line));
-                if (Row::some_of(turn, line) && (Blocks > 1 ? Row::has(Row::first(turn, 0)) : has))
-#pragma unroll
-                    for (int c = 0; c < V; c += 2) {
-                        const Two<Brain> own = two(turn, line, c), other = two(turn, 0, c);
-                        join(Blocks > 1 && !has ? other : own);
-                    }
-            }
-    }
     /// The largest of elements that are bfloat16 numbers, two at a time.
     __device__ __forceinline__ static float largest_brain(const Row& row) {
         Two<Brain> all = {0xff80ff80u};
-        visit_brain(row, [&](Two<Brain> two) { all = largest(all, two); });
+#pragma unroll
+        for (int turn = 0; turn < Row::turns; turn++)
+#pragma unroll
+            for (int line = 0; line < Row::lines; line++)
+                if (Row::some_of(turn, line) && Row::has(Row::first(turn, line)))
+#pragma unroll
+                    for (int c = 0; c < V; c += 2)
+                        all =
+                            largest(all, {scalar::bits(row.a[turn][line][c]) >> 16 |
+                                          (scalar::bits(row.a[turn][line][c + 1]) & 0xffff0000u)});
 #pragma unroll
         for (int d = Lanes / 2; d > 0; d /= 2)
             all = largest(all, {__shfl_xor_sync(0xffffffffu, all.word, d)});
         return MaxOf<float>::join(scalar::from_bits(all.word << 16),
                                   scalar::from_bits(all.word & 0xffff0000u));
-    }
-    /// The smallest of this thread's, NaN aside.
-    __device__ __forceinline__ static float least_brain(const Row& row) {
-        Two<Brain> all = {0x7f807f80u};
-        visit_brain(row, [&](Two<Brain> two) { all = least(all, two); });
-        const float a = scalar::from_bits(all.word << 16),
-                    b = scalar::from_bits(all.word & 0xffff0000u);
-        return a < b ? a : b;
     }
     /// Every thread of the team gets the result.
     template <class Op>
@@ -304,12 +283,6 @@ struct InTurn {
 struct ByCounter {
     static constexpr bool counts = true;
     uint32_t* counter;
-    /// The next of so many in all.
-    __device__ __forceinline__ uint32_t take(uint32_t count) const {
-        const uint32_t ticket = atomicAdd(counter, 1u);
-        if (ticket == count - 1) clear_counter(counter);
-        return ticket;
-    }
 };
 
 /// each_ahead() of rows that go to registers.
@@ -345,13 +318,11 @@ __device__ __forceinline__ void each_loaded(const Grid& grid, const Make& make, 
     }
 }
 /// body(r, mine, x) for the team's rows, as each() has them, of which the next is on its way
-/// meanwhile as it is stored. Blocks of so many threads, which go on to further rows; `order` is
-/// that of teams that copy them.
-template <class Team, int64_t Rows, int Threads, class Make, class Body, class Order>
-__device__ __forceinline__ void each_ahead(Team& team, const Grid& grid, const Make& make,
-                                           const Body& body, const Order& order) {
+/// meanwhile as it is stored. Blocks of so many threads, which go on to further rows.
+template <class Team, int64_t Rows, int Threads, class Make, class Body>
+__device__ __forceinline__ void each_ahead(const Grid& grid, const Make& make, const Body& body) {
     if constexpr (Team::copies)
-        team.template each_copied<Rows>(grid, make, body, order);
+        Team::template each_copied<Rows>(grid, make, body);
     else
         each_loaded<Team, Rows, Threads>(grid, make, body);
 }

@@ -54,9 +54,10 @@ constexpr int64_t kWarp = 32;
 constexpr int64_t kWarpLeaves = 2;   // of a row, up to which a warp takes it
 constexpr int64_t kHeldLeaves = 32;  // of a row of 4 bytes, up to which registers hold it
 constexpr int kHeldWarps = 16;       // of a block whose registers hold a row, at most
-// A row of logits in 16 bits that the registers of a cluster hold while its exponentials lie in
-// shared memory: leaves of a warp at most, warps of two blocks and of four, elements at most.
-constexpr int64_t kKeptTurns = 5, kKeptWarps = 10, kKeptFewWarps = 6, kKeptTerms = 56 * 1024;
+// A row of logits in 16 bits that registers hold while its exponentials lie in shared memory:
+// leaves of a warp at most, warps of each of two blocks, up to which two share it, elements at
+// most.
+constexpr int64_t kKeptTurns = 5, kKeptWarps = 10, kKeptTerms = 56 * 1024;
 // Readings of a row that keeping it in shared memory saves at least: what one alone would read
 // again comes from the cache as fast (norms of 4096x50304 without a mean took 354 us for 320).
 // Bytes that a block which keeps rows may have, and each of two of a processor; of so many rows of
@@ -67,7 +68,7 @@ constexpr int64_t kept_bytes(int64_t n, int64_t size, int64_t rows) {
 }
 // Of rows that are copied to shared memory ahead: leaves of a row at most, rows of a team, warps
 // that a processor has the registers for, bytes of its shared memory.
-constexpr int64_t kCopiedLeaves = 128, kCopiedRows = 2, kCopyingWarps = 28, kShared = 228 << 10;
+constexpr int64_t kCopiedLeaves = 128, kCopiedRows = 2, kCopyingWarps = 24, kShared = 228 << 10;
 // Elements of a processor from which on instructions are what teams that hold rows wait for.
 constexpr int64_t kManyTerms = 32 * 1024;
 // Elements of a processor, in 16 bits, from which on rows that blocks hold stay in the second cache
