@@ -155,13 +155,13 @@ def test_long_rows_are_shared_out_by_a_counter(n, dtype):
     programs = _core.cuda_programs(g._core, _core.pass_names(), 132, arch="sm_90a")
     (softmax,) = (one for one in programs if "log_softmax" not in one)
     assert len(programs) == 2
-    assert ["block.ptr<uint32_t>" in p for p in (softmax, "".join(programs))] == [n in COUNTED] * 2
+    assert ["ByCounter{" in p for p in (softmax, "".join(programs))] == [n in COUNTED] * 2
     if warps := COUNTED.get(n):
         assert f"__launch_bounds__({32 * warps}, {32 // warps})" in softmax
         assert " 0 bytes spill stores" in _core.cuda_log(softmax, "sm_90a")
     few = by_counter(n, least_ahead(COUNTED.get(n, 4), 132) - 1, dtype)
     programs = _core.cuda_programs(few._core, _core.pass_names(), 132, arch="sm_90a")
-    assert "block.ptr<uint32_t>" not in "".join(programs)
+    assert "ByCounter{" not in "".join(programs)
 
 
 @pytest.mark.gpu
@@ -237,7 +237,9 @@ def long_rows(n, count, dtype="bfloat16", offset=0):
     return g
 
 
-FILLED = {"softmax_kept", "softmax_bwd_filled", "normalize_filled", "normalize_bwd_filled"}
+def teams_of(program):
+    """(kernel, the first word of its team's type) of a program of rows."""
+    return re.findall(r"    (\w+)<float, (\w+).*_Shape>\(grid", program)
 
 
 @needs_compiler
@@ -245,24 +247,152 @@ FILLED = {"softmax_kept", "softmax_bwd_filled", "normalize_filled", "normalize_b
 @pytest.mark.parametrize(
     ("n", "of_two"), [(16392, True), (50304, True), (57344, True), (57808, False)]
 )
-def test_long_rows_are_filled_ahead(n, of_two, dtype):
-    """Where shared memory has the room; by two blocks of a processor, or one of rows of two."""
-    text = _core.cuda_programs(long_rows(n, 300, dtype)._core, _core.pass_names(), 132, "sm_90a")
-    for program in text:
-        for kernel in set(re.findall(r"    (\w+)<float, .*_Shape>\(grid", program)):
-            if kernel.endswith(("_kept", "_filled")):
-                assert " 0 bytes spill stores" in _core.cuda_log(program, "sm_90a"), kernel
-    seen = set(re.findall(r"    (\w+(?:_kept|_filled))<float, ", "".join(text)))
-    assert FILLED >= seen
-    assert ("normalize_bwd_filled" in seen) == of_two
-    assert "normalize_filled" in seen
+def test_long_rows_are_filled_or_copied_ahead(n, of_two, dtype):
+    """Rows of a gradient, where shared memory has the room for two, by a block; of a norm by a
+    cluster of two."""
+    programs = _core.cuda_programs(
+        long_rows(n, 300, dtype)._core, _core.pass_names(), 132, "sm_90a"
+    )
+    filled, copied = set(), set()
+    for program in programs:
+        for kernel, team in teams_of(program):
+            if team == "CopierOf":
+                copied.add(kernel)
+                assert "__cluster_dims__(2, 1, 1)" in program
+            elif kernel.endswith(("_kept", "_filled")):
+                filled.add(kernel)
+            else:
+                continue
+            spilled = re.search(r"(\d+) bytes spill stores", _core.cuda_log(program, "sm_90a"))[1]
+            # Addresses, where results are stored with three others of each row.
+            few = 80 if n <= 57344 else 176  # by blocks of 64 registers a thread
+            assert int(spilled) <= (few if "same = false" in program else 0), kernel
+    assert copied == {"normalize_ahead"}
+    assert filled <= {"softmax_kept", "softmax_bwd_filled", "normalize_bwd_filled"}
+    assert ("normalize_bwd_filled" in filled) == of_two
+
+
+@pytest.mark.parametrize(
+    ("n", "stride", "team"),
+    [
+        (16384, 0, ""),
+        (16386, 0, ""),
+        (16388, 0, "32, 18, 4, Brain, 2, 2"),  # four elements at once
+        (16392, 0, "16, 18, 8, Brain, 2, 2"),
+        (16392, 4, "32, 18, 4, Brain, 2, 2"),  # as rows begin
+        (16392, 1, ""),
+        (24576, 0, "16, 24, 8, Brain, 2, 2"),
+        (24584, 0, "16, 26, 8, Brain, 2, 2"),
+        (50304, 0, "16, 50, 8, Brain, 2, 2"),
+        (65536, 0, "16, 64, 8, Brain, 2, 2"),
+        (65544, 0, ""),
+    ],
+)
+def test_which_norms_copy_long_rows_ahead(n, stride, team):
+    """Also if they are few."""
+    for count in (3, 3000):
+        g = aicf.Graph("copied")
+        x = g.input("x", (count, n + stride), "bfloat16")[:, :n]
+        g.output("y", aicf.rms_norm(x, n))
+        text = "".join(_core.cuda_programs(g._core, _core.pass_names(), 132, "sm_90a"))
+        found = re.findall(r"CopierOf<float, (.*?)>", text)
+        assert found == ([f"{n}, {team}, 0"] if team else [])
+        if team:
+            resident = ", 2" if n <= 24576 else ""  # blocks of a processor
+            assert f"__launch_bounds__({16 * int(team.split(', ')[1])}{resident})" in text
+
+
+@pytest.mark.parametrize(
+    ("n", "both", "bytes_"),
+    [(16392, True, 128), (50304, True, 128), (65536, True, 0), (65536, False, 64)],
+)
+def test_what_norms_of_long_rows_keep_beside_them(n, both, bytes_):
+    """Weights that shared memory has the room for, of each thread."""
+    g = aicf.Graph("norm")
+    x, w, b = (
+        g.input(name, shape, "bfloat16")
+        for name, shape in (("x", (300, n)), ("w", (n,)), ("b", (n,)))
+    )
+    g.output("y", aicf.layer_norm(x, n, w, b) if both else aicf.rms_norm(x, n, w))
+    (text,) = _core.cuda_programs(g._core, _core.pass_names(), 132, "sm_90a")
+    assert re.search(r"CopierOf<.*?, (\d+)>", text)[1] == str(bytes_)
+    assert "same = true" in text
+
+
+@pytest.mark.parametrize(
+    ("n", "team"),
+    [
+        (16384, ""),
+        (16388, "10, 2, true"),
+        (51200, "10, 2, true"),
+        (51204, "21, 1, true"),
+        (57344, "23, 1, true"),
+        (57348, ""),
+    ],
+)
+def test_blocks_that_keep_rows_of_softmax(n, team):
+    """Also if they are few."""
+    for count in (3, 3000):
+        g = aicf.Graph("kept")
+        g.output("y", aicf.softmax(g.input("x", (count, n), "bfloat16")))
+        (text,) = _core.cuda_programs(g._core, _core.pass_names(), 132, "sm_90a")
+        assert re.findall(r"KeptTeam<(\d.*?)>", text) == ([team] if team else [])
+        if team:
+            assert ("__cluster_dims__(2, 1, 1)" in text) == (n <= 51200)
+            assert "ByCounter{" in text
 
 
 @needs_compiler
-@pytest.mark.parametrize("n", [16384, 16388])
+@pytest.mark.parametrize("n", [16384, 16386])
 def test_other_rows_are_not_filled(n):
     text = "".join(_core.cuda_programs(long_rows(n, 300)._core, _core.pass_names(), 132, "sm_90a"))
-    assert "_filled<" not in text
+    assert "_filled<" not in text and "CopierOf" not in text
+
+
+def mixed_rows(n, count, dtype="bfloat16", offset=0):
+    """What is made of rows with others beside them, on the way in and out; wide results."""
+    rng = np.random.default_rng(n + offset)
+    kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
+    g = aicf.Graph("mixed")
+
+    def state(name, shape, dtype=dtype, kind=kind):
+        return g.state(name, shape, dtype, init=(2 * rng.standard_normal(shape)).astype(kind))
+
+    x, y = (state(name, (count, n + 8 * offset))[:, offset : offset + n] for name in ("x", "y"))
+    w, one = state("w", (n,)), state("one", (count, 1))
+    wide = state("wide", (n,), "float32", np.float32)
+    labels = g.constant(np.arange(count) * 7 % n)
+    values = {
+        "softmax": aicf.softmax(x + y),
+        "log_softmax": aicf.log_softmax(aicf.relu(x)) - y,
+        "rms_norm": aicf.rms_norm(x * one, n, w),
+        "layer_norm": aicf.layer_norm(x, n, w) * one + y,
+        "wide norm": aicf.cast(aicf.rms_norm(x, n), "float32") * wide,
+        "wide softmax": aicf.cast(aicf.softmax(x), "float32") * wide,
+        "loss": aicf.cross_entropy(x, labels),
+        "loss of a sum": aicf.cross_entropy(x + y, labels),
+    }
+    for name, value in values.items():
+        g.output(name, value)
+    return g
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("offset", [0, 1, 4])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(
+    "n", [8192, 16388, 16392, 24576, 24584, 50304, 51200, 51204, 57344, 57348, 65536, 65540]
+)
+def test_bits_of_rows_that_are_copied_ahead(n, dtype, offset):
+    """More than a cluster copies ahead, and fewer."""
+    processors = _core.cuda_info()["devices"][0]["multiprocessors"]
+    for count in (3, 4 * processors + 3):
+        ends = []
+        for device in ("cpu", "cuda"):
+            step = mixed_rows(n, count, dtype, offset).compile(device=device, checks="off")()
+            ends.append({name: value.numpy().astype(np.float32) for name, value in step.items()})
+        for name, value in ends[0].items():
+            alike(value, ends[1][name])
 
 
 @pytest.mark.gpu

@@ -18,6 +18,7 @@ struct FilledRows {
     static constexpr int leaves = (N + int(kTreeLeaf) - 1) / int(kTreeLeaf),
                          turns = (leaves + Warps - 1) / Warps, lines = 4;
     static_assert(sizeof(E) == 2 && N % 8 == 0 && leaves <= 128 && Warps <= 32);
+    static constexpr int sums_of = Sums;
     E* const rows;
     A* const sums;  // of leaves, of two reductions in turn, so that one barrier does for each
     int side = 0;
@@ -156,8 +157,8 @@ struct FilledRows {
 
 /// body(rows, r) for the rows of a block, of which rows.next says where the next lie, of what each
 /// of `make` brings.
-template <class Rows, int64_t Count, class Body, class... Make>
-__device__ __forceinline__ void each_filled(const Grid& grid, const Body& body,
+template <class Rows, int64_t Count, class Body, class Order, class... Make>
+__device__ __forceinline__ void each_filled(const Grid& grid, const Body& body, const Order& order,
                                             const Make&... make) {
     typedef typename RowNumber<(Count < (1 << 30))>::type Number;
     extern __shared__ __align__(16) char bytes[];
@@ -171,71 +172,34 @@ __device__ __forceinline__ void each_filled(const Grid& grid, const Body& body,
     auto r = Number(grid.block);
     ask(r);
     Rows::each_turn([&](int turn, bool there) { rows.fill(turn, there); });
-    for (; r < count; r += step) {
-        ask(r + step);
+    auto* const given = reinterpret_cast<uint32_t*>(rows.sums + 2 * Rows::sums_of * Rows::leaves);
+    for (Number after = r + step; r < count;) {
+        ask(after);
+        uint32_t ticket = 0;
+        if constexpr (Order::counts)
+            if (threadIdx.x == 0) ticket = atomicAdd(order.counter, 1u);
         body(rows, r);
-    }
-}
-
-template <class A, int Warps, class E, bool Center, class Shape, class Make, class Put, class Rstd,
-          class Mean>
-__device__ __forceinline__ void normalize_filled(const Grid& grid, Make make, Put put,
-                                                 Rstd set_rstd, Mean set_mean, A eps) {
-    typedef FilledRows<A, int(Shape::n), Warps, E, 1, 1> Rows;
-    const auto one = [&](Rows& rows, int64_t r) {
-        const auto row = make(r);
-        typedef typename decltype(make(0))::template Some<4> Some;
-        A mean[1] = {A(0)}, sum[1];
-        if constexpr (Center) {
-            Rows::each_turn([&](int turn, bool there) {
-                if (!there) return;
-                Some some[Rows::lines];
-                Rows::beside(turn, row, some);
-                Rows::wait(turn);
-                rows.add(turn, [&](int i, int line, A(&t)[1][4]) {
-                    rows.open(0, i, row, some[line], t[0]);
-                });
-            });
-            rows.total(mean);
-            mean[0] = by_count<Shape::n>(mean[0]);
-        }
-        Rows::each_turn([&](int turn, bool there) {
-            if (!there) return;
-            Some some[Rows::lines];
-            if constexpr (!Center) {
-                Rows::beside(turn, row, some);
-                Rows::wait(turn);
+        r = after;
+        if constexpr (Order::counts) {
+            if (threadIdx.x == 0) {
+                *given = ticket;
+                if (ticket == uint32_t(count) - 1) clear_counter(order.counter);
             }
-            rows.add(turn, [&](int i, int line, A(&t)[1][4]) {
-                if constexpr (Center)
-                    rows.again(0, i, t[0]);
-                else
-                    rows.open(0, i, row, some[line], t[0]);
-#pragma unroll
-                for (int c = 0; c < 4; c++) t[0][c] = (t[0][c] - mean[0]) * (t[0][c] - mean[0]);
-            });
-        });
-        rows.total(sum);
-        const A scale = scalar::div(A(1), scalar::sqrt(by_count<Shape::n>(sum[0]) + eps));
-        rows.put(put(r), [&](int i, A(&v)[4]) {
-            rows.again(0, i, v);
-#pragma unroll
-            for (int c = 0; c < 4; c++) v[c] = (v[c] - mean[0]) * scale;
-        });
-        if (threadIdx.x == 0) {
-            set_rstd(r, scale);
-            set_mean(r, mean[0]);
+            __syncthreads();  // and another behind the row's sums, before it is written again
+            after = 2 * step + Number(*given);
+        } else {
+            after += step;
         }
-    };
-    each_filled<Rows, Shape::rows>(grid, one, make);
+    }
 }
 
 /// Of rows y and dy: sums of some terms(y, dy), and of each two elements what result(y, dy, sums)
 /// says.
 template <class A, int Warps, class E, int Sums, class Shape, class Y, class Dy, class Put,
-          class Terms, class Result>
+          class Order, class Terms, class Result>
 __device__ __forceinline__ void two_filled(const Grid& grid, Y y, Dy dy, Put put,
-                                           const Terms& terms, const Result& result) {
+                                           const Order& order, const Terms& terms,
+                                           const Result& result) {
     typedef FilledRows<A, int(Shape::n), Warps, E, 2, Sums> Rows;
     const auto one = [&](Rows& rows, int64_t r) {
         const auto of_y = y(r);
@@ -268,13 +232,15 @@ __device__ __forceinline__ void two_filled(const Grid& grid, Y y, Dy dy, Put put
             for (int c = 0; c < 4; c++) v[c] = of_row(v[c], g[c]);
         });
     };
-    each_filled<Rows, Shape::rows>(grid, one, y, dy);
+    each_filled<Rows, Shape::rows>(grid, one, order, y, dy);
 }
 
-template <class A, int Warps, class E, bool Log, class Shape, class Y, class Dy, class Put>
-__device__ __forceinline__ void softmax_bwd_filled(const Grid& grid, Y y, Dy dy, Put put) {
+template <class A, int Warps, class E, bool Log, class Shape, class Y, class Dy, class Put,
+          class Order>
+__device__ __forceinline__ void softmax_bwd_filled(const Grid& grid, Y y, Dy dy, Put put,
+                                                   Order order) {
     two_filled<A, Warps, E, 1, Shape>(
-        grid, y, dy, put, [](int, A v, A g) { return Log ? g : v * g; },
+        grid, y, dy, put, order, [](int, A v, A g) { return Log ? g : v * g; },
         [](int64_t, const A(&sums)[1]) {
             const A sum = sums[0];
             return [=](A v, A g) {
@@ -284,12 +250,12 @@ __device__ __forceinline__ void softmax_bwd_filled(const Grid& grid, Y y, Dy dy,
 }
 
 template <class A, int Warps, class E, bool Center, class Shape, class Y, class Rstd, class Dy,
-          class Put>
+          class Put, class Order>
 __device__ __forceinline__ void normalize_bwd_filled(const Grid& grid, Y y, Rstd rstd, Dy dy,
-                                                     Put put) {
+                                                     Put put, Order order) {
     constexpr int sums = Center ? 2 : 1;
     two_filled<A, Warps, E, sums, Shape>(
-        grid, y, dy, put, [](int s, A v, A g) { return s == 0 ? g * v : g; },
+        grid, y, dy, put, order, [](int s, A v, A g) { return s == 0 ? g * v : g; },
         [&](int64_t r, const A(&all)[sums]) {
             const A scale = rstd(r), slope = by_count<Shape::n>(all[0]),
                     shift = Center ? by_count<Shape::n>(all[sums - 1]) : A(0);

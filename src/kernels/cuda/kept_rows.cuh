@@ -1,19 +1,21 @@
-// Long rows in 16 bits that a block's registers hold as they are stored, while their exponentials
-// lie in shared memory: a row is read once, an exponential made once. A block goes on to its next
-// row, which comes in the place of what it is done with. N is a multiple of 4; neighbours lie side
-// by side in what is read and written.
+// Long rows in 16 bits that a block's registers hold as they are stored, or those of a cluster's
+// blocks, while their exponentials lie in shared memory: a row is read once, an exponential made
+// once. A block goes on to its next row, which comes in the place of what it is done with. N is a
+// multiple of 4; neighbours lie side by side in what is read and written.
 #pragma once
 
 #include "nn.cuh"
+#include "row_clusters.cuh"
 
 namespace aicf {
 
 /// body(i, line) for the fours of a row of N that are a thread's in a turn: leaves go round the
-/// warps.
-template <int Warps, int N, class Body>
+/// warps of all its blocks.
+template <int Warps, int N, int Blocks = 1, class Body>
 __device__ __forceinline__ void each_line(int turn, const Body& body) {
-    constexpr int span = Warps * int(kTreeLeaf);
-    const int first = turn * span + threadIdx.x / 32 * int(kTreeLeaf) + 4 * int(threadIdx.x & 31);
+    constexpr int span = Blocks * Warps * int(kTreeLeaf);
+    const int warp = RowCluster<Blocks>::rank() * Warps + int(threadIdx.x / 32),
+              first = turn * span + warp * int(kTreeLeaf) + 4 * int(threadIdx.x & 31);
 #pragma unroll
     for (int line = 0; line < 4; line++) {
         const int i = first + line * int(kTreeLanes);
@@ -21,12 +23,12 @@ __device__ __forceinline__ void each_line(int turn, const Body& body) {
     }
 }
 /// body(i, turn, line) for those of all turns.
-template <int Warps, int N, class Body>
+template <int Warps, int N, int Blocks, class Body>
 __device__ __forceinline__ void each_four(const Body& body) {
-    constexpr int span = Warps * int(kTreeLeaf);
+    constexpr int span = Blocks * Warps * int(kTreeLeaf);
 #pragma unroll
     for (int turn = 0; turn < (N + span - 1) / span; turn++)
-        each_line<Warps, N>(turn, [&](int i, int line) { body(i, turn, line); });
+        each_line<Warps, N, Blocks>(turn, [&](int i, int line) { body(i, turn, line); });
 }
 
 /// What `Count` leaves come to, 128 at most, joined by each warp.
@@ -53,71 +55,111 @@ __device__ __forceinline__ void keep_stored(T& x) {
 #endif
 }
 
-/// What a block keeps of a row of N whose fours are stored as `Four`. `Looks`: it looks first if
-/// exponentials are near.
-template <class A, int Warps, int N, class Four, bool Looks>
+/// Warps of each of `Blocks` blocks that keep a row. `Narrow`: what is stored is bfloat16.
+template <int Warps, int Blocks, bool Narrow>
+struct KeptTeam {
+    static constexpr int warps = Warps, blocks = Blocks;
+    static constexpr bool narrow = Narrow;
+};
+
+/// What a block keeps of a row of N whose fours are stored as `Four`.
+template <class A, class Team, int N, class Four>
 struct KeptRows {
+    static constexpr int Warps = Team::warps, Blocks = Team::blocks;
     static constexpr int leaves = (N + int(kTreeLeaf) - 1) / int(kTreeLeaf),
-                         turns = (leaves + Warps - 1) / Warps, lines = 4;
-    static_assert(N % 4 == 0 && leaves <= 128 && Warps <= 32);
+                         turns = (leaves + Warps * Blocks - 1) / (Warps * Blocks), lines = 4;
+    static constexpr int places = turns * Warps * Blocks,  // of sums
+        last = leaves - (turns - 1) * Warps * Blocks,      // leaves of the last turn
+        room = ((turns - 1) * Warps + (last < Warps ? last : Warps)) * int(kTreeLeaf);
+    static_assert(N % 4 == 0 && leaves <= 128 && Warps * Blocks <= 32);
     A* const exps;     // of which each thread touches its own alone
     A* const sums;     // of leaves
     A* const largest;  // of warps
     Four x[turns][lines];
-    uint32_t low = 0;  // the turns of which some of this thread's exponentials are not near
+    uint32_t ticket = 0;  // of the row after the next, by a counter
+    uint32_t low = 0;     // the turns of which some of this thread's exponentials are not near
+    RowCluster<Blocks> cluster;
 
     __device__ __forceinline__ explicit KeptRows(char* shared)
-        : exps(reinterpret_cast<A*>(shared)), sums(exps + N), largest(sums + leaves) {}
+        : exps(reinterpret_cast<A*>(shared)),
+          sums(exps + room),
+          largest(sums + places),
+          cluster(largest + Warps * Blocks) {}
+    template <class Body>
+    __device__ __forceinline__ static void each(const Body& body) {
+        each_four<Warps, N, Blocks>(body);
+    }
+    template <class Body>
+    __device__ __forceinline__ static void each_of(int turn, const Body& body) {
+        each_line<Warps, N, Blocks>(turn, body);
+    }
+    /// Of the warp in all blocks.
+    __device__ __forceinline__ static int warp() {
+        return RowCluster<Blocks>::rank() * Warps + int(threadIdx.x / 32);
+    }
+    /// Where exponential i of the row lies, which this block has in a turn.
+    __device__ __forceinline__ A* at(int i, int turn) const {
+        return exps + (i - (turn * (Blocks - 1) + cluster.rank()) * Warps * int(kTreeLeaf));
+    }
+    __device__ __forceinline__ static Two<Brain> two(const Four& four, int k) {
+        return {reinterpret_cast<const uint32_t*>(&four)[k]};
+    }
 
     template <class Row>
     __device__ __forceinline__ void load(const Row& row) {
         if (row.template together<4>()) {
-            each_four<Warps, N>([&](int i, int turn, int line) {
+            each([&](int i, int turn, int line) {
                 x[turn][line] = row.template across<4, true>(i);
             });
             return;
         }
 #pragma unroll
         for (int turn = 0; turn < turns; turn++) {
-            each_line<Warps, N>(
-                turn, [&](int i, int line) { x[turn][line] = row.template across<4, false>(i); });
+            each_of(turn,
+                    [&](int i, int line) { x[turn][line] = row.template across<4, false>(i); });
             __syncwarp();  // or all elements would have registers of their own
         }
     }
     template <class Row>
     __device__ __forceinline__ A most(const Row& row) {
+        const int lane = threadIdx.x & 31;
         A most = MaxOf<A>::missing();
-        each_four<Warps, N>([&](int, int turn, int line) {
-            A v[4];
-            row.template open<4>(x[turn][line], v);
+        if constexpr (Team::narrow) {
+            Two<Brain> all = {0xff80ff80u};
+            each([&](int, int turn, int line) {
+                all =
+                    aicf::largest(all, aicf::largest(two(x[turn][line], 0), two(x[turn][line], 1)));
+            });
+            most = MaxOf<A>::join(scalar::from_bits(all.word << 16),
+                                  scalar::from_bits(all.word & 0xffff0000u));
+        } else {
+            each([&](int, int turn, int line) {
+                A v[4];
+                row.template open<4>(x[turn][line], v);
 #pragma unroll
-            for (int c = 0; c < 4; c++) most = MaxOf<A>::join(most, v[c]);
-        });
-        const int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
+                for (int c = 0; c < 4; c++) most = MaxOf<A>::join(most, v[c]);
+            });
+        }
         most = of_warp<MaxOf<A>>(most);
-        if (lane == 0) largest[warp] = most;
-        __syncthreads();
-        return of_warp<MaxOf<A>>(lane < Warps ? largest[lane] : MaxOf<A>::missing());
+        if (lane == 0) largest[warp()] = most;
+        cluster.template tell<1, Warps>(largest);
+        return of_warp<MaxOf<A>>(lane < Warps * Blocks ? largest[lane] : MaxOf<A>::missing());
     }
     /// Exponentials, which are kept, and their sum; the next row is asked for if it is `here`.
     template <class Row>
     __device__ __forceinline__ A sum(const Row& row, A most, const Row& next, bool here) {
-        // Or they would stay widened from the first pass to the second.
-        each_four<Warps, N>([&](int, int turn, int line) { keep_stored(x[turn][line]); });
+        // Or they might stay widened from the first pass to the second.
+        each([&](int, int turn, int line) { keep_stored(x[turn][line]); });
         low = 0;
 #pragma unroll
         for (int turn = 0; turn < turns; turn++) {
-            A sum;
-            if constexpr (Looks)
-                sum = near_sum(row, turn, most, next, here);
-            else
-                sum = turn_sum(row, turn, most, next, here);
-            const int lane = threadIdx.x & 31, leaf = turn * Warps + int(threadIdx.x / 32);
-            if (lane == 0 && leaf < leaves) sums[leaf] = sum;
+            const A sum = turn_sum(row, turn, most, next, here);
+            if (threadIdx.x % 32 == 0) sums[turn * Warps * Blocks + warp()] = sum;
             __syncwarp();  // so that what comes next is asked for now, not behind the last turn
         }
-        __syncthreads();
-        return sum_below(most, join_leaves<SumOf<A>, leaves>(sums));
+        cluster.template tell<turns, Warps, true>(sums, ticket);
+        const A sum = join_leaves<SumOf<A>, leaves>(sums);
+        return sum_below(most, sum);
     }
 
   private:
@@ -127,91 +169,96 @@ struct KeptRows {
         for (int d = 16; d > 0; d /= 2) v = Op::join(v, __shfl_xor_sync(0xffffffffu, v, d));
         return v;
     }
+    /// Those of a leaf. A thread looks first if all of its are near.
     template <class Row>
     __device__ __forceinline__ A turn_sum(const Row& row, int turn, A most, const Row& next,
                                           bool here) {
-        A s[4];
-#pragma unroll
-        for (int c = 0; c < 4; c++) s[c] = SumOf<A>::missing();
-        each_line<Warps, N>(turn, [&](int i, int line) {
-            A v[4];
-            row.template open<4>(x[turn][line], v);
-            if (here) x[turn][line] = next.template across<4, true>(i);
-#pragma unroll
-            for (int c = 0; c < 4; c++) v[c] = exp_below(v[c], most);
-            keep(i, line, v, s);
-        });
-        return join_lanes<SumOf<A>, 32>(s);
-    }
-    /// The same of all that a thread has of a leaf at once, if they are near.
-    template <class Row>
-    __device__ __forceinline__ A near_sum(const Row& row, int turn, A most, const Row& next,
-                                          bool here) {
         A v[lines][4] = {}, s[4];
         uint32_t furthest = 0;
-        each_line<Warps, N>(turn, [&](int i, int line) {
+        Two<Brain> all = {0x7f807f80u};
+        each_of(turn, [&](int i, int line) {
             row.template open<4>(x[turn][line], v[line]);
+            if constexpr (Team::narrow)
+                all = smallest(all, smallest(two(x[turn][line], 0), two(x[turn][line], 1)));
             if (here) x[turn][line] = next.template across<4, true>(i);
+            if constexpr (!Team::narrow) {
 #pragma unroll
-            for (int c = 0; c < 4; c++) {
-                const uint32_t u = below(v[line][c], most);
-                furthest = u > furthest ? u : furthest;
+                for (int c = 0; c < 4; c++) {
+                    const uint32_t u = below(v[line][c], most);
+                    furthest = u > furthest ? u : furthest;
+                }
             }
         });
+        if constexpr (Team::narrow) {
+            const A a = scalar::from_bits(all.word << 16),
+                    b = scalar::from_bits(all.word & 0xffff0000u);
+            furthest = below(a < b ? a : b, most);
+        }
         if (furthest <= kNearBits) {
-            each_line<Warps, N>(turn, [&](int, int line) {
+            each_of(turn, [&](int, int line) {
 #pragma unroll
                 for (int c = 0; c < 4; c++)
                     v[line][c] = scalar::exp_shifted(v[line][c] - most, 0.0f);
             });
         } else {
             low |= 1u << turn;
-            each_line<Warps, N>(turn, [&](int, int line) {
+            each_of(turn, [&](int, int line) {
 #pragma unroll
                 for (int c = 0; c < 4; c++) v[line][c] = exp_below(v[line][c], most);
             });
         }
 #pragma unroll
         for (int c = 0; c < 4; c++) s[c] = SumOf<A>::missing();
-        each_line<Warps, N>(turn, [&](int i, int line) { keep(i, line, v[line], s); });
+        each_of(turn, [&](int i, int line) { keep(i, turn, line, v[line], s); });
         return join_lanes<SumOf<A>, 32>(s);
     }
-    __device__ __forceinline__ void keep(int i, int line, const A (&v)[4], A (&s)[4]) const {
-        *reinterpret_cast<Pack<A, 4>*>(exps + i) = {v[0], v[1], v[2], v[3]};
+    __device__ __forceinline__ void keep(int i, int turn, int line, const A (&v)[4],
+                                         A (&s)[4]) const {
+        *reinterpret_cast<Pack<A, 4>*>(at(i, turn)) = {v[0], v[1], v[2], v[3]};
 #pragma unroll
         for (int c = 0; c < 4; c++) s[c] = line == 0 ? v[c] : SumOf<A>::join(s[c], v[c]);
     }
 };
 
 /// Those of Shape that make(r) stands for.
-template <class A, int Warps, class Shape, class Make, bool Looks>
+template <class A, class Team, class Shape, class Make>
 struct KeptOf {
     typedef decltype(static_cast<Make*>(nullptr)->operator()(0)) Row;
-    typedef KeptRows<A, Warps, int(Shape::n), typename Row::template Some<4>, Looks> Rows;
+    typedef KeptRows<A, Team, int(Shape::n), typename Row::template Some<4>> Rows;
 };
-/// body(kept, r, row, next, here) for the rows of a block, of which `kept` holds row r; the next
-/// may be asked for if it is `here`.
-template <class A, int Warps, bool Looks, class Shape, class Make, class Body>
-__device__ __forceinline__ void each_kept(const Grid& grid, const Make& make, const Body& body) {
+/// body(kept, r, row, next, here) for the rows of a cluster, of which `kept` holds row r; the next
+/// may be asked for if it is `here`. By a counter it begins with two rows of its own, and with each
+/// it asks for the one after the next, so that the counter is asked once for each row.
+template <class A, class Team, class Shape, class Make, class Body, class Order>
+__device__ __forceinline__ void each_kept(const Grid& grid, const Make& make, const Body& body,
+                                          const Order& order) {
     typedef typename RowNumber<(Shape::rows < (1 << 30))>::type Number;
     extern __shared__ __align__(16) char bytes[];
-    typename KeptOf<A, Warps, Shape, Make, Looks>::Rows kept(bytes);
+    typename KeptOf<A, Team, Shape, Make>::Rows kept(bytes);
     constexpr auto rows = Number(Shape::rows);
-    const auto step = Number(grid.blocks);
+    const auto step = Number(grid.blocks / Team::blocks);
     bool here = false;  // the row is on its way
-    for (auto r = Number(grid.block); r < rows; r += step) {
+    auto r = Number(grid.block / Team::blocks);
+    for (Number after = r + step; r < rows;) {
         const auto row = make(r);
         if (!here) kept.load(row);
-        const auto next = make(r + step < rows ? r + step : r);
-        here = r + step < rows && next.template together<4>();
+        const auto next = make(after < rows ? after : r);
+        here = after < rows && next.template together<4>();
+        if constexpr (Order::counts)
+            if (kept.cluster.leads()) kept.ticket = atomicAdd(order.counter, 1u);
         body(kept, r, row, next, here);
+        if constexpr (Order::counts)
+            if (kept.cluster.leads() && kept.ticket == uint32_t(rows) - 1)
+                clear_counter(order.counter);
+        r = after;
+        after = Order::counts ? 2 * step + Number(kept.cluster.told()) : after + step;
     }
 }
 
-template <int Warps, int N, bool Together, class Out, class A>
-__device__ __forceinline__ void put_shares(const Out& out, const A* exps, A share) {
-    each_four<Warps, N>([&](int i, int, int) {
-        const Pack<A, 4> exp = *reinterpret_cast<const Pack<A, 4>*>(exps + i);
+template <bool Together, class Kept, class Out, class A>
+__device__ __forceinline__ void put_shares(const Kept& kept, const Out& out, A share) {
+    Kept::each([&](int i, int turn, int) {
+        const Pack<A, 4> exp = *reinterpret_cast<const Pack<A, 4>*>(kept.at(i, turn));
         A v[4];
 #pragma unroll
         for (int c = 0; c < 4; c++) v[c] = exp.at[c] * share;
@@ -220,24 +267,23 @@ __device__ __forceinline__ void put_shares(const Out& out, const A* exps, A shar
 }
 
 /// cross_entropy_with_grad of such rows.
-template <class A, int Warps, bool Looks, class Shape, class Make, class Labels, class Loss,
-          class Most, class Sum, class Put>
+template <class A, class Team, class Shape, class Make, class Labels, class Loss, class Most,
+          class Sum, class Put, class Order>
 __device__ __forceinline__ void cross_entropy_kept(const Grid& grid, Make make, Labels labels,
                                                    Loss loss, Most set_most, Sum set_sum, Put put,
-                                                   A scale) {
-    typedef KeptOf<A, Warps, Shape, Make, Looks> Of;
+                                                   A scale, Order order) {
+    typedef KeptOf<A, Team, Shape, Make> Of;
     typedef typename Of::Row Row;
-    constexpr int n = int(Shape::n);
     const auto one = [&](typename Of::Rows& kept, int64_t r, const Row& row, const Row& next,
                          bool here) {
-        const int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
+        const bool leads = kept.cluster.leads();
         const int64_t named = labels(r);
         const int label = named >= 0 && named < Shape::n ? int(named) : -1;
         // Read before its gradient takes its place, and out of registers, which are few.
         __shared__ A of_label;
-        if (label >= 0 && threadIdx.x == 0) of_label = row(label);
+        if (label >= 0 && leads) of_label = row(label);
         const A most = kept.most(row), sum = kept.sum(row, most, next, here);
-        if (threadIdx.x == 0) {
+        if (leads) {
             const A nan = static_cast<A>(scalar::from_bits(0x7fc00000u));
             loss(r,
                  label >= 0 ? scalar::cross_entropy_loss(of_label, most, scalar::log(sum)) : nan);
@@ -247,40 +293,34 @@ __device__ __forceinline__ void cross_entropy_kept(const Grid& grid, Make make, 
         const auto out = put(r);
         if (label < 0) {
             const A zeros[4] = {};
-            each_four<Warps, n>([&](int i, int, int) { out.template across<4, false>(i, zeros); });
+            kept.each([&](int i, int, int) { out.template across<4, false>(i, zeros); });
             return;
         }
-        if (label / int(kTreeLeaf) % Warps == warp && label % int(kTreeLanes) / 4 == lane)
-            kept.exps[label] -= sum;
+        constexpr int warps = Team::warps * Team::blocks;
+        if (const int leaf = label / int(kTreeLeaf);
+            leaf % warps == kept.warp() && label % int(kTreeLanes) / 4 == int(threadIdx.x & 31))
+            *kept.at(label, leaf / warps) -= sum;
         const A share = scalar::div(scale, sum);
         if (out.template together<4>())
-            put_shares<Warps, n, true>(out, kept.exps, share);
+            put_shares<true>(kept, out, share);
         else
-            put_shares<Warps, n, false>(out, kept.exps, share);
+            put_shares<false>(kept, out, share);
     };
-    each_kept<A, Warps, Looks, Shape>(grid, make, one);
+    each_kept<A, Team, Shape>(grid, make, one, order);
 }
 
-/// Whether exponentials are far enough from 0, or are 0, for share_near.
-template <class A>
-__device__ __forceinline__ bool share_nearly(const Pack<A, 4>& exp) {
-    uint32_t least = ~0u;  // of what lies above 0
-#pragma unroll
-    for (int c = 0; c < 4; c++) {
-        const uint32_t u = scalar::bits(exp.at[c]) - 1;
-        least = u < least ? u : least;
-    }
-    return least >= scalar::bits(0x1p-100f) - 1;
-}
-template <int Warps, int N, bool Together, bool Looks, class Kept, class Out, class A>
-__device__ __forceinline__ void put_quotients(const Kept& kept, const Out& out, A sum) {
-    const A inverse = scalar::reciprocal(sum);
-    each_four<Warps, N>([&](int i, int turn, int) {
-        const Pack<A, 4> exp = *reinterpret_cast<const Pack<A, 4>*>(kept.exps + i);
+/// Near: what kept.low says of the turn.
+template <bool Together, bool Near, class Team, class Kept, class Out, class A>
+__device__ __forceinline__ void put_turn(const Kept& kept, int turn, const Out& out, A sum,
+                                         A inverse, A rest) {
+    Kept::each_of(turn, [&](int i, int) {
+        const Pack<A, 4> exp = *reinterpret_cast<const Pack<A, 4>*>(kept.at(i, turn));
         A v[4];
-        if (Looks ? !(kept.low >> turn & 1) : share_nearly(exp)) {
+        if constexpr (Near) {
 #pragma unroll
-            for (int c = 0; c < 4; c++) v[c] = share_near(exp.at[c], inverse, sum);
+            for (int c = 0; c < 4; c++)
+                v[c] = Team::narrow ? share_brain(exp.at[c], inverse, rest)
+                                    : share_near(exp.at[c], inverse, sum);
         } else {
 #pragma unroll
             for (int c = 0; c < 4; c++) v[c] = scalar::div(exp.at[c], sum);
@@ -288,13 +328,22 @@ __device__ __forceinline__ void put_quotients(const Kept& kept, const Out& out, 
         out.template across<4, Together>(i, v);
     });
 }
+template <bool Together, class Team, class Kept, class Out, class A>
+__device__ __forceinline__ void put_quotients(const Kept& kept, const Out& out, A sum) {
+    const A inverse = scalar::reciprocal(sum), rest = scalar::fma(-sum, inverse, A(1)) * inverse;
+#pragma unroll
+    for (int turn = 0; turn < Kept::turns; turn++)
+        if (!(kept.low >> turn & 1))
+            put_turn<Together, true, Team>(kept, turn, out, sum, inverse, rest);
+        else
+            put_turn<Together, false, Team>(kept, turn, out, sum, inverse, rest);
+}
 
 /// softmax_rows of such rows.
-template <class A, int Warps, bool Masked, bool Looks, class Shape, class Make, class Put>
-__device__ __forceinline__ void softmax_kept(const Grid& grid, Make make, Put put) {
-    typedef KeptOf<A, Warps, Shape, Make, Looks> Of;
+template <class A, class Team, bool Masked, class Shape, class Make, class Put, class Order>
+__device__ __forceinline__ void softmax_kept(const Grid& grid, Make make, Put put, Order order) {
+    typedef KeptOf<A, Team, Shape, Make> Of;
     typedef typename Of::Row Row;
-    constexpr int n = int(Shape::n);
     const auto one = [&](typename Of::Rows& kept, int64_t r, const Row& row, const Row& next,
                          bool here) {
         A most = kept.most(row);
@@ -303,11 +352,11 @@ __device__ __forceinline__ void softmax_kept(const Grid& grid, Make make, Put pu
         if constexpr (Masked) sum = scalar::masked_sum(sum);
         const auto out = put(r);
         if (out.template together<4>())
-            put_quotients<Warps, n, true, Looks>(kept, out, sum);
+            put_quotients<true, Team>(kept, out, sum);
         else
-            put_quotients<Warps, n, false, Looks>(kept, out, sum);
+            put_quotients<false, Team>(kept, out, sum);
     };
-    each_kept<A, Warps, Looks, Shape>(grid, make, one);
+    each_kept<A, Team, Shape>(grid, make, one, order);
 }
 
 }  // namespace aicf

@@ -24,17 +24,24 @@ class RowText {
           inputs_(static_cast<int>(op.inputs.size())),
           outer_(inputs_ + static_cast<int>(op.outputs.size())),
           norm_(name_.starts_with("normalize")),
-          kept_(kept_warps(op, row_, limits)),
+          kept_(kept_team(op, row_, limits)),
           alone_(losses_alone(op, row_)),
           filled_(filled()),
           // An empty row of a norm has its rstd too.
           rows_(row_.n || norm_ ? element_count(row_.others) : 0),
-          ahead_(ahead()) {}
+          team_(row_team(op, row_, limits)),
+          ahead_(ahead()) {
+        if (const Team team = copying(); team.slots > 0) {
+            team_ = team;
+            ahead_ = true;
+        }
+    }
 
     KernelText text() {
         text_.includes = {alone_ && (filled_.warps || ahead_) ? "loss_rows.cuh"
                           : filled_.warps                     ? "filled_rows.cuh"
-                          : kept_                             ? "kept_rows.cuh"
+                          : kept_.warps                       ? "kept_rows.cuh"
+                          : team_.slots                       ? "copied_rows.cuh"
                                                               : "nn.cuh"};
         text_.name = cat(kernel_stem(op_), "_", dtype_abbrev(row_.x->dtype));
         operands();
@@ -43,7 +50,7 @@ class RowText {
                           ", n = ", row_.n, ";\n", many(), "};\n", body_head());
         if (name_ == "cross_entropy_grad" && row_.n > kTreeLeaf)
             long_loss_gradient();
-        else if (kept_)
+        else if (kept_.warps)
             kept_rows();
         else if (filled_.warps)
             filled_rows();
@@ -134,8 +141,11 @@ class RowText {
         text_.body += row_struct(op_, layout_, std::to_string(position),
                                  steps.empty() ? std::vector<int>{number} : inputs_of(op_, steps),
                                  steps, operand_text(op_, number), a_,
-                                 kept_ || ahead_ || filled_.warps ? "@_Elem" : "",
-                                 filled_.warps ? own_of(position) : -1, loads(position).c_str());
+                                 kept_.warps || ahead_ || filled_.warps ? "@_Elem" : "",
+                                 filled_.warps ? own_of(position, 8)
+                                 : team_.slots ? own_of(position, team_.side)
+                                               : -1,
+                                 loads(position).c_str());
         arguments_ += cat(", @_Make", position, "{block}");
     }
 
@@ -144,14 +154,14 @@ class RowText {
     /// from each other; norms without a mean, of rows that a block holds, have the second cache
     /// write what they make before it gives up what others read.
     std::string loads(int position) const {
-        if (limits_.one_block || limits_.major < 9 || kept_ || filled_.warps) return "";
+        if (limits_.one_block || limits_.major < 9 || kept_.warps || filled_.warps || team_.slots)
+            return "";
         for (int k : reads(position))
             if (!is_16_bit(op_.inputs[static_cast<size_t>(k)].dtype)) return "";
-        const Team team = row_team(op_, row_, limits_);
-        if (ahead_ && name_ == "softmax" && team.warps == 1 && team.side == 4)
+        if (ahead_ && name_ == "softmax" && team_.warps == 1 && team_.side == 4)
             return ", true, Loads::here";
-        const bool lasts = name_ == "normalize" && !row_.attrs->flag("center") && team.warps > 1 &&
-                           team.side > 0 && rows_ * row_.n >= kLastingTerms * limits_.processors;
+        const bool lasts = name_ == "normalize" && !row_.attrs->flag("center") && team_.warps > 1 &&
+                           team_.side > 0 && rows_ * row_.n >= kLastingTerms * limits_.processors;
         return lasts ? ", true, Loads::lasting" : "";
     }
 
@@ -166,15 +176,16 @@ class RowText {
     }
 
     /// The input whose elements of 16 bits a block keeps for those of an operand, which they hold,
-    /// where it can: the other inputs lie side by side or are one for the row. -1: it cannot.
-    int own_of(int position) const {
+    /// where it can, `side` at once: the other inputs lie side by side or are one for the row. -1:
+    /// it cannot.
+    int own_of(int position, int side) const {
         int own = -1;
         const DType dtype = op_.operand(row_.operands[static_cast<size_t>(position)]).dtype;
         for (int k : reads(position)) {
             const View& view = op_.inputs[static_cast<size_t>(k)];
             if (!beside(view)) return -1;
             if (own < 0 && view.dtype == dtype && is_16_bit(dtype) &&
-                view.strides[row_.axis] == 1 && alike(view) % 8 == 0 && alike(view) > 0)
+                view.strides[row_.axis] == 1 && alike(view) % side == 0 && alike(view) > 0)
                 own = k;
         }
         return own;
@@ -187,33 +198,74 @@ class RowText {
     }
     /// How blocks have rows that they fill ahead; of no warps: they don't.
     FilledTeam filled() const {
-        const bool back = name_ == "normalize_bwd";
         if (alone_)
-            return own_of(0) < 0 ? FilledTeam()
+            return own_of(0, 8) < 0 ? FilledTeam()
                                  : filled_losses(row_, element_count(row_.others), limits_);
-        if ((name_ != "normalize" && name_ != "normalize_mean" && !back &&
-             !name_.ends_with("softmax_bwd")) ||
-            row_.axes > 1 || a_ != "float" || row_.n % 8 != 0)
+        if ((name_ != "normalize_bwd" && !name_.ends_with("softmax_bwd")) || row_.axes > 1 ||
+            a_ != "float" || row_.n % 8 != 0 || !all_beside())
             return {};
-        int64_t count = 0;
         for (int position = 0; position < row_.takes; position++)
-            if (row_.elements(position)) {
-                if (own_of(position) < 0 ||
-                    op_.operand(row_.operands[static_cast<size_t>(position)]).dtype !=
-                        row_.x->dtype)
-                    return {};
-                count++;
-            }
-        std::vector<int> all = stored();
-        const bool direct = op_.body.empty();
-        if (!direct) {
-            const std::vector<size_t> steps = steps_for(op_, 0, op_.body.size(), all);
-            for (int k : read_by(steps)) all.push_back(k);
-        }
-        for (int k : all)
-            if (!beside(op_.operand(k)) || (k >= inputs_ && op_.operand(k).strides[row_.axis] != 1))
+            if (row_.elements(position) &&
+                (own_of(position, 8) < 0 ||
+                 op_.operand(row_.operands[static_cast<size_t>(position)]).dtype != row_.x->dtype))
                 return {};
-        return filled_team(row_, element_count(row_.others), count, count == 1 ? 1 : 2, limits_);
+        return filled_team(row_, element_count(row_.others), limits_);
+    }
+    /// The results that hold elements, and what pointwise steps read on the way to them.
+    std::vector<int> put_operands() const {
+        std::vector<int> all = stored();
+        if (!op_.body.empty())
+            for (int k : read_by(steps_for(op_, 0, op_.body.size(), stored()))) all.push_back(k);
+        return all;
+    }
+    bool all_beside() const {
+        const std::vector<int> all = put_operands();
+        return std::all_of(all.begin(), all.end(), [&](int k) {
+            const View& view = op_.operand(k);
+            return beside(view) && (k < inputs_ || view.strides[row_.axis] == 1);
+        });
+    }
+    /// Whether what results are made with is the same for all rows.
+    bool puts_same() const {
+        const std::vector<int> all = put_operands();
+        return std::all_of(all.begin(), all.end(), [&](int k) {
+            const View& view = op_.operand(k);
+            bool same = true;
+            for (int axis = 0; axis < view.shape.rank(); axis++)
+                same = same && (k >= inputs_ || axis == row_.axis || view.shape[axis] == 1 ||
+                                view.strides[axis] == 0);
+            return same;
+        });
+    }
+    /// What a norm reads to store `side` elements, as beside_text() has it.
+    int64_t beside_bytes(int side) const {
+        int64_t bytes = 0, largest = 1;
+        for (int k : put_operands()) {
+            if (k >= inputs_) continue;
+            const View& view = op_.operand(k);
+            const int64_t size = dtype_size(view.dtype) * (view.strides[row_.axis] == 0 ? 1 : side);
+            bytes = ceil_div(bytes, size) * size + size;
+            largest = std::max(largest, size);
+        }
+        return ceil_div(bytes, largest) * largest;
+    }
+    /// A team that copies its rows ahead, of a norm of long ones; of no slots: there is none.
+    Team copying() const {
+        const int number = row_.operands[0];
+        if ((name_ != "normalize" && name_ != "normalize_mean") || row_.axes > 1 || a_ != "float" ||
+            row_.n % 4 != 0 || !is_16_bit(row_.x->dtype) ||
+            (number >= inputs_ && number < outer_) || !all_beside())
+            return {};
+        bool narrow = true;
+        for (const auto* views : {&op_.inputs, &op_.outputs})
+            for (const View& view : *views)
+                narrow =
+                    narrow && (view.shape.rank() != row_.x->shape.rank() || is_16_bit(view.dtype) ||
+                               view.strides[row_.axis] == 0 || view.shape[row_.axis] == 1);
+        for (int side : {8, 4})
+            if ((side == 4 || narrow) && row_.n % side == 0 && own_of(0, side) >= 0)
+                return copying_team(row_, side, puts_same() ? beside_bytes(side) : 0, limits_);
+        return {};
     }
 
     /// Whether rows of 16 bits are read ahead, for teams that take enough of them.
@@ -222,7 +274,7 @@ class RowText {
         const bool norm = name_ == "normalize" || name_ == "normalize_mean";
         if (!norm && name_ != "softmax" && name_ != "log_softmax" && name_ != "cross_entropy")
             return false;
-        const Team team = row_team(op_, row_, limits_);
+        const Team& team = team_;
         const int number = row_.operands[0];
         if (team.side == 0 || row_.n % team.side != 0 || a_ != "float" ||
             (number >= inputs_ && number < outer_) ||
@@ -239,17 +291,11 @@ class RowText {
     }
     /// Whether what a norm's results are made with is the same for all rows, and all lies beside.
     bool puts_beside(int64_t side) const {
-        std::vector<int> all = stored();
-        if (!op_.body.empty())
-            for (int k : read_by(steps_for(op_, 0, op_.body.size(), stored()))) all.push_back(k);
-        return row_.axes == 1 && std::all_of(all.begin(), all.end(), [&](int k) {
+        const std::vector<int> all = put_operands();
+        return row_.axes == 1 && all_beside() && puts_same() &&
+               std::all_of(all.begin(), all.end(), [&](int k) {
                    const View& view = op_.operand(k);
-                   bool same =
-                       beside(view) && (view.strides[row_.axis] == 0 || alike(view) % side == 0);
-                   for (int axis = 0; axis < view.shape.rank(); axis++)
-                       same = same && (k >= inputs_ || axis == row_.axis || view.shape[axis] == 1 ||
-                                       view.strides[axis] == 0);
-                   return same && (k < inputs_ || view.strides[row_.axis] == 1);
+                   return view.strides[row_.axis] == 0 || alike(view) % side == 0;
                });
     }
     static int64_t teams_of(const Team& team) {  // of a block
@@ -365,7 +411,7 @@ class RowText {
     std::string across(int k) const {
         return cat("        template <int V>\n        __device__ __forceinline__ bool together() ",
                    "const {\n            return aligned_for<V>(y", k, ");\n        }\n",
-                   across_head(), "            store_", kept_ ? "across" : "beside",
+                   across_head(), "            store_", kept_.warps ? "across" : "beside",
                    "<V, Together>(y", k, " + i, v);\n        }\n");
     }
     std::string across_head() const {
@@ -420,9 +466,10 @@ class RowText {
         spans_ = direct && !whole && results.size() == 1 && row_.axes == 1 &&
                  op_.operand(results[0]).strides[row_.axis] == 1 &&
                  is_16_bit(op_.operand(results[0]).dtype);
-        if (spans_ || (kept_ && direct)) fields_ += across(results[0] - inputs_);
-        if (whole || (kept_ && !direct)) fields_ += beside_text(read, results, before, formula);
-        if (kept_ && !direct)
+        if (spans_ || (kept_.warps && direct)) fields_ += across(results[0] - inputs_);
+        if (whole || (kept_.warps && !direct))
+            fields_ += beside_text(read, results, before, formula);
+        if (kept_.warps && !direct)
             fields_ += cat(across_head(), "            finish<V, Together>(i, v, ",
                            "beside<V, Together>(i));\n        }\n");
         put_struct(!results.empty(), text);
@@ -431,6 +478,7 @@ class RowText {
         const std::string head = "        __device__ __forceinline__ void ";
         text_.body +=
             cat("struct @_Put {\n    static constexpr bool stores = ", stores ? "true" : "false",
+                ", same = ", norm_ && puts_same() ? "true" : "false",
                 ";\n    const @_Block& block;\n    struct Row {\n        const @_Block& block;\n",
                 "        static constexpr bool spans = ", spans_ ? "true" : "false", ";\n", fields_,
                 "        template <int V>\n", head, "some(int64_t i, const ", a_,
@@ -462,7 +510,7 @@ class RowText {
                 return false;
         return true;
     }
-    /// What FilledRows takes of a row of @_Put: all reads of some elements, then all stores.
+    /// What blocks that fill or read rows ahead take of @_Put: reads of some elements, then stores.
     std::string beside_text(const std::vector<int>& read, const std::vector<int>& results,
                             const std::string& before, const std::string& formula) const {
         std::string some, together, loads, opens, stores;
@@ -488,9 +536,9 @@ class RowText {
             opens += cat("            ", pairs ? "Two<" : "Wide<", e, "> r", k,
                          pairs ? "[V / 2];\n" : "[V];\n");
             stores += cat("            store_",
-                          kept_   ? "across"
-                          : pairs ? "twos"
-                                  : "beside",
+                          kept_.warps ? "across"
+                          : pairs     ? "twos"
+                                      : "beside",
                           "<V, Together>(y", k, " + i, r", k, ");\n");
         }
         if (pairs)
@@ -518,40 +566,43 @@ class RowText {
         call("cross_entropy_grad", cat(lot, ", "), number_of(row_.at));
     }
 
-    /// Softmax, or a loss with its gradient, in blocks that keep a row.
+    /// Softmax, or a loss with its gradient, in blocks that keep rows.
     void kept_rows() {
-        text_.threads = 32 * kept_;
-        text_.blocks = std::min<int64_t>(rows_, limits_.processors);
-        const int64_t leaves = ceil_div(row_.n, kTreeLeaf);
-        text_.shared = static_cast<uint32_t>(dtype_size(DType::f32) * (row_.n + leaves + kept_));
-        const char* looks = kept_ <= kKeptWarps ? "true, " : "false, ";
+        text_.threads = static_cast<int>(32 * kept_.warps);
+        text_.cluster = kept_.blocks;
+        text_.resident = kept_.resident;
+        const int64_t teams = int64_t{limits_.processors} * kept_.resident / kept_.blocks;
+        text_.blocks = kept_.blocks * std::min(rows_, std::max<int64_t>(teams, 1));
+        text_.shared = static_cast<uint32_t>(kept_.bytes);
         if (name_ == "softmax")
-            call("softmax_kept",
-                 cat(kept_, row_.attrs->flag("masked") ? ", true, " : ", false, ", looks));
+            call("softmax_kept", cat(kept_.type, row_.attrs->flag("masked") ? "true, " : "false, "),
+                 order());
         else
-            call("cross_entropy_kept", cat(kept_, ", ", looks), number_of(row_.at + 1));
+            call("cross_entropy_kept", kept_.type, cat(number_of(row_.at + 1), order()));
+    }
+    /// How blocks that go on to further rows come by them: by a counter, as long as it counts them.
+    std::string order() {
+        if (rows_ >= 1 << 30) return ", InTurn{}";
+        text_.counters = 1;
+        return cat(", ByCounter{block.template ptr<uint32_t>(", layout_.tail, ")}");
     }
 
-    /// Norms and gradients in blocks that fill rows ahead.
+    /// Gradients in blocks that fill rows ahead.
     void filled_rows() {
         text_.threads = static_cast<int>(32 * filled_.warps);
         text_.resident = filled_.resident;
         text_.blocks = std::min<int64_t>(rows_, int64_t{limits_.processors} * filled_.resident);
         text_.shared = static_cast<uint32_t>(filled_.bytes);
-        const bool log = name_.starts_with("log_"), back = name_.ends_with("_bwd");
-        const bool set = norm_ ? row_.attrs->flag("center") : log;
         if (alone_) {
             text_.counters = 1;
             return call("cross_entropy_filled",
                         cat(filled_.warps, ", ", cuda_type(row_.x->dtype), ", "),
-                        cat(", block.ptr<uint32_t>(", layout_.tail, ")"));
+                        cat(", block.template ptr<uint32_t>(", layout_.tail, ")"));
         }
-        const std::string kernel = norm_ ? back ? "normalize_bwd" : "normalize"
-                                   : log ? name_.substr(4)
-                                         : name_;
-        call(kernel + "_filled",
+        const bool log = name_.starts_with("log_"), set = norm_ ? row_.attrs->flag("center") : log;
+        call((log ? name_.substr(4) : name_) + "_filled",
              cat(filled_.warps, ", ", cuda_type(row_.x->dtype), set ? ", true, " : ", false, "),
-             norm_ && !back ? last_of_norm() : "");
+             order());
     }
     /// Where a norm's mean goes, and its number.
     std::string last_of_norm() const {
@@ -560,7 +611,7 @@ class RowText {
 
     /// A team of lanes or warps a row.
     void rows() {
-        const Team team = row_team(op_, row_, limits_);
+        const Team& team = team_;
         const int64_t units = team.units(rows_);
         const bool brief = is_brief(team);
         const int64_t warps = brief ? kBriefWarps : kRowWarps;
@@ -570,7 +621,12 @@ class RowText {
         text_.blocks = team.warps > 1 ? rows_ : ceil_div(units, warps);
         text_.shared = static_cast<uint32_t>(team.results *
                                              dtype_size(a_ == "double" ? DType::f64 : DType::f32));
-        if (brief)
+        if (team.slots > 0) {
+            text_.threads = 32 * team.warps / team.blocks;
+            text_.cluster = team.blocks;
+            const int64_t clusters = int64_t{limits_.processors} * team.resident / team.blocks;
+            text_.blocks = team.blocks * std::min(rows_, std::max<int64_t>(clusters, 1));
+        } else if (brief)
             text_.blocks = ceil_div(text_.blocks, kBriefRows);
         else if (ahead_)
             text_.blocks = std::min(text_.blocks, ahead_blocks(team));
@@ -582,6 +638,8 @@ class RowText {
         if (team.kept) {
             text_.shared = static_cast<uint32_t>(team.kept);
             text_.resident = team.resident;
+        }
+        if (team.kept && team.slots == 0) {
             text_.blocks = std::min<int64_t>(rows_, int64_t{limits_.processors} * team.resident);
         }
         const std::string type = team.type + ", ";
@@ -616,11 +674,7 @@ class RowText {
                                    : log ? name_.substr(4)
                                          : name_;
         if (norm_ && ahead_) flags += ahead;
-        std::string end = norm_ && !back ? last_of_norm() : "";
-        if (by_counter(team)) {
-            text_.counters = 1;
-            end += cat(", block.ptr<uint32_t>(", layout_.tail, ")");
-        }
+        const std::string end = norm_ && !back ? last_of_norm() : by_counter(team) ? order() : "";
         call(kernel + (norm_ && ahead_ ? "_ahead" : "_rows"), type + flags, end);
     }
 
@@ -632,11 +686,12 @@ class RowText {
     const BlockLayout layout_;
     const int inputs_, outer_;  // how many inputs, and inputs and results
     const bool norm_;
-    const int kept_;  // kept_warps
+    const KeptTeam kept_;
     const bool alone_;
     const FilledTeam filled_;
     const int64_t rows_;
-    const bool ahead_;             // rows are read while their team is at the one before
+    Team team_;
+    bool ahead_;                   // rows are read while their team is at the one before
     std::string arguments_;        // of the call
     std::string fields_, begins_;  // of @_Put::Row, and what they are made from
     bool spans_ = false;           // it stores neighbours of its one result as they come

@@ -36,18 +36,31 @@ __device__ __forceinline__ void store_across(E* y, const Two<E> (&a)[V / 2]) {
     }
 }
 
+/// Words of 16 bytes stay one store, which the compiler cuts where stores one by one follow.
+template <int V, bool Together, class E>
+__device__ __forceinline__ void store_words(E* y, const Words<E, V>& all) {
+#if __CUDA_ARCH__ >= 900
+    if constexpr (Together && V == 8) {
+        asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(y), "r"(all.words.at[0]),
+                     "r"(all.words.at[1]), "r"(all.words.at[2]), "r"(all.words.at[3])
+                     : "memory");
+        return;
+    }
+#endif
+    all.store(y, V, Together);
+}
 /// V elements that are rounded to E.
 template <int V, bool Together, class E, class C>
 __device__ __forceinline__ void store_beside(E* y, const C (&a)[V]) {
     if constexpr (is_16_bit<E>)
-        Words<E, V>::of(a).store(y, V, Together);
+        store_words<V, Together>(y, Words<E, V>::of(a));
     else
         store_across<V, Together>(y, a);
 }
 
 template <int V, bool Together, class E>
 __device__ __forceinline__ void store_twos(E* y, const Two<E> (&a)[V / 2]) {
-    Words<E, V>::of(a).store(y, V, Together);
+    store_words<V, Together>(y, Words<E, V>::of(a));
 }
 /// load_some and store_some in pairs; `Lasting`: as load_lasting().
 template <int V, class Elem, class E, bool Lasting = false>
@@ -253,9 +266,9 @@ __device__ __forceinline__ void softmax_row(Team& team, const Row& x, int64_t r,
 /// Masked: a row of -inf alone is 0. Ahead: the threads of blocks that read a row while they are at
 /// the one before it, or 0; these may take rows by a counter.
 template <class A, class Team, bool Log, bool Masked, int Ahead, class Shape, class Make, class Put,
-          class... Counter>
+          class Order = InTurn>
 __device__ __forceinline__ void softmax_rows(const Grid& grid, Make make, Put put,
-                                             Counter... counter) {
+                                             Order order = {}) {
     extern __shared__ __align__(16) char bytes[];
     Team team{reinterpret_cast<A*>(bytes)};
     constexpr bool Looks = looks<A, Team, Shape>;
@@ -265,7 +278,7 @@ __device__ __forceinline__ void softmax_rows(const Grid& grid, Make make, Put pu
             [&](int64_t r, bool mine, const typename Team::Row& x) {
                 softmax_row<A, Log, Masked, Looks, Shape::narrow>(team, x, r, mine, put);
             },
-            counter...);
+            order);
     else
         Team::template each<Shape::rows>(grid, [&](int64_t r, bool mine) {
             softmax_row<A, Log, Masked, Looks, Shape::narrow>(team, team.take(make(r)), r, mine,
@@ -326,9 +339,42 @@ __device__ __forceinline__ void normalize_rows(const Grid& grid, Make make, Put 
     });
 }
 
-/// The same of rows that are read ahead, where out = put(r) has beside and finish, as
-/// filled_rows.cuh has them, and what the former reads is the same for all rows. Of so many
-/// threads.
+/// What some pieces of a row of results are stored with: of out = put(r), out.beside<V,
+/// Together>(i) reads what out.finish<V, Together>(i, v, some) takes to store elements i to i + V
+/// - 1.
+template <class Row, class Out, int Lot>
+struct Beside {
+    static constexpr int V = Row::side, lines = Row::lines;
+    typedef decltype(static_cast<Out*>(nullptr)->template beside<V, true>(0)) Some;
+    Some some[Lot];
+
+    template <class Body>
+    __device__ __forceinline__ static void each_of(int first, const Body& body) {
+        each_piece<Row>([&](int k, int i) {
+            if (k / Lot == first / Lot) body(k, i);
+        });
+    }
+    __device__ __forceinline__ void read(const Out& out, int first, bool together) {
+        if (together)
+            each_of(first, [&](int k, int i) { some[k % Lot] = out.template beside<V, true>(i); });
+        else
+            each_of(first, [&](int k, int i) { some[k % Lot] = out.template beside<V, false>(i); });
+    }
+    __device__ __forceinline__ void finish(const Out& out, int first, bool together,
+                                           const Row& y) const {
+        if (together)
+            each_of(first, [&](int k, int i) {
+                out.template finish<V, true>(i, y.a[k / lines][k % lines], some[k % Lot]);
+            });
+        else
+            each_of(first, [&](int k, int i) {
+                out.template finish<V, false>(i, y.a[k / lines][k % lines], some[k % Lot]);
+            });
+    }
+};
+/// The same of rows that are read ahead, by blocks of so many threads. What results of all rows are
+/// stored with, if it is the same, Put::same, stays in registers or where a team that copies rows
+/// keeps it, if there is the room; else it is read for each row.
 template <class A, class Team, bool Center, int Threads, class Shape, class Make, class Put,
           class Rstd, class Mean>
 __device__ __forceinline__ void normalize_ahead(const Grid& grid, Make make, Put put, Rstd set_rstd,
@@ -336,34 +382,44 @@ __device__ __forceinline__ void normalize_ahead(const Grid& grid, Make make, Put
     extern __shared__ __align__(16) char bytes[];
     Team team{reinterpret_cast<A*>(bytes)};
     typedef typename Team::Row Row;
-    constexpr int V = Row::side, lines = Row::lines;
-    const bool together = put(0).template together<V>();
-    decltype(put(0).template beside<V, true>(0)) some[Row::turns * lines];
-    const auto read = [&] {
-        if (together)
-            each_piece<Row>([&](int k, int i) { some[k] = put(0).template beside<V, true>(i); });
-        else
-            each_piece<Row>([&](int k, int i) { some[k] = put(0).template beside<V, false>(i); });
-    };
-    constexpr bool once = sizeof(some) <= 32;  // where registers have the room
-    if (once) read();
+    typedef decltype(put(0)) Out;
+    typedef typename Beside<Row, Out, 1>::Some Some;
+    constexpr int pieces = Row::turns * Row::lines, size = pieces * int(sizeof(Some));
+    constexpr bool kept = Put::same && size <= Team::beside,
+                   once = Put::same && !kept && size <= 32;
+    // Of a team that copies rows, a few pieces at a time: its registers hold rows.
+    constexpr int few = sizeof(Some) < 32 ? 32 / int(sizeof(Some)) : 1,
+                  lot = once || !Team::copies || few > pieces ? pieces : few;
+    Beside<Row, Out, lot> beside;
+    const bool whole = put(0).template together<Row::side>();
+    if constexpr (once) beside.read(put(0), 0, whole);
+    if constexpr (kept)
+#pragma unroll
+        for (int first = 0; first < pieces; first += lot) {
+            beside.read(put(0), first, whole);
+            for (int k = first; k < first + lot && k < pieces; k++)
+                Team::keep(k, beside.some[k - first]);
+        }
     each_ahead<Team, Shape::rows, Threads>(grid, make, [&](int64_t r, bool mine, const Row& x) {
+        const Out out = put(r);
+        const bool together = Team::copies ? out.template together<Row::side>() : whole;
         A mean = A(0);
         if constexpr (Center) mean = by_count<Shape::n>(team.template reduce<SumOf<A>>(x));
         const A sum = team.template reduce<SumOf<A>>(
             team.map(x, [mean](A v) { return (v - mean) * (v - mean); }));
         const A scale = scalar::div(A(1), scalar::sqrt(by_count<Shape::n>(sum) + eps));
-        const auto y = team.map(x, [=](A v) { return (v - mean) * scale; });
-        if (!once) read();
-        const auto out = put(r);
-        if (mine && together)
-            each_piece<Row>([&](int k, int i) {
-                out.template finish<V, true>(i, y.a[k / lines][k % lines], some[k]);
-            });
-        else if (mine)
-            each_piece<Row>([&](int k, int i) {
-                out.template finish<V, false>(i, y.a[k / lines][k % lines], some[k]);
-            });
+        const Row y = team.map(x, [=](A v) { return (v - mean) * scale; });
+#pragma unroll
+        for (int first = 0; first < pieces; first += lot) {
+            if constexpr (kept) {
+#pragma unroll
+                for (int k = first; k < first + lot && k < pieces; k++)
+                    beside.some[k - first] = Team::template kept<Some>(k);
+            } else if (!once) {
+                beside.read(out, first, together);
+            }
+            if (mine) beside.finish(out, first, together, y);
+        }
         if (mine && team.leads()) {
             set_rstd(r, scale);
             set_mean(r, mean);

@@ -136,33 +136,67 @@ Team row_team(const LoweredOp& op, const RowOp& row, const Limits& limits) {
     return team;
 }
 
-int kept_warps(const LoweredOp& op, const RowOp& row, const Limits& limits) {
+Team copying_team(const RowOp& row, int side, int64_t beside, const Limits& limits) {
+    const int64_t leaves = ceil_div(row.n, kTreeLeaf);
+    Team team;
+    if (limits.one_block || limits.most_warps < 32 || (limits.major != 9 && limits.major != 10) ||
+        leaves <= kHeldLeaves || leaves > kCopiedLeaves)
+        return team;
+    team.side = side;
+    team.lanes = static_cast<int>(kTreeLanes / side);
+    // A warp has two leaves, of which a lane has 32 elements.
+    team.blocks = 2;
+    const int64_t warps = ceil_div(leaves, 2 * team.blocks), threads = 32 * warps;
+    team.warps = static_cast<int>(warps * team.blocks);
+    team.resident = static_cast<int>(std::max<int64_t>(1, kCopyingWarps / warps));
+    const int64_t slot = 64 * threads, head = 16 * team.warps + 32,
+                  room = std::min(kKeptShared, kShared / team.resident - 1024) - head;
+    int64_t each = 32 / side * beside;  // of a thread's pieces
+    if (each * threads + kCopiedRows * slot > room) each = 0;
+    team.slots = static_cast<int>(kCopiedRows);
+    team.results = head / 4;
+    team.kept = head + team.slots * slot + each * threads;
+    team.type = cat("CopierOf<float, ", row.n, ", ", team.lanes, ", ", team.warps, ", ", side, ", ",
+                    cuda_type(row.x->dtype), ", ", team.slots, ", ", team.blocks, ", ", each, ">");
+    return team;
+}
+
+KeptTeam kept_team(const LoweredOp& op, const RowOp& row, const Limits& limits) {
     // Of softmax in float16 some registers would be spilled.
     const bool softmax =
         op.body.empty() && op.def->name == "softmax" && op.inputs[0].dtype == DType::bf16;
-    if ((!softmax && !loss_region(op)) || limits.one_block || limits.most_warps < 32) return 0;
-    if ((limits.major != 9 && limits.major != 10) || row.axes > 1) return 0;
-    if (row.at > 1 || (row.at == 1 && op.body[0].def->name != "cast")) return 0;
+    if ((!softmax && !loss_region(op)) || limits.one_block || limits.most_warps < 32) return {};
+    if ((limits.major != 9 && limits.major != 10) || row.axes > 1) return {};
+    if (row.at > 1 || (row.at == 1 && op.body[0].def->name != "cast")) return {};
     const View &x = op.inputs[static_cast<size_t>(row_reads(op, row, 0)[0])],
                &gradient = softmax ? op.outputs[0] : op.operand(op.body.back().outputs[0]);
     const int64_t leaves = ceil_div(row.n, kTreeLeaf);
     if (!is_16_bit(x.dtype) || x.strides[row.axis] != 1 || gradient.strides[row.axis] != 1 ||
         row.n % 4 != 0 || leaves <= kHeldLeaves || row.n > kKeptTerms)
-        return 0;
+        return {};
     for (const View& view : op.inputs)  // which functions of the gradient read side by side
         if (view.shape == x.shape && view.strides[row.axis] != 0 && view.strides[row.axis] != 1)
-            return 0;
-    return static_cast<int>(std::max(ceil_div(leaves, kKeptTurns), kKeptWarps));
+            return {};
+    // Two blocks of a processor are at different rows, so that one computes while another waits.
+    KeptTeam team;
+    team.blocks = team.resident = leaves <= 2 * kKeptTurns * kKeptWarps ? 2 : 1;
+    team.warps = team.blocks == 2 ? kKeptWarps : ceil_div(leaves, kKeptTurns);
+    const int64_t each = team.warps * team.blocks, turns = ceil_div(leaves, each),
+                  most = (turns - 1) * team.warps +
+                         std::min(team.warps, leaves - (turns - 1) * each);  // of a block
+    team.bytes = 4 * (most * kTreeLeaf + (turns + 1) * each) + 32;
+    team.type = cat("KeptTeam<", team.warps, ", ", team.blocks, ", ",
+                    x.dtype == DType::bf16 ? "true>, " : "false>, ");
+    return team;
 }
 
-FilledTeam filled_team(const RowOp& row, int64_t rows, int64_t count, int64_t sums,
-                       const Limits& limits) {
+FilledTeam filled_team(const RowOp& row, int64_t rows, const Limits& limits) {
     if (limits.one_block || limits.most_warps < 32 || (limits.major != 9 && limits.major != 10))
         return {};
     const int64_t leaves = ceil_div(row.n, kTreeLeaf);
     if (leaves <= kHeldLeaves || leaves > 128) return {};
     FilledTeam team;
-    team.bytes = 2 * row.n * count + 8 * sums * leaves;
+    team.bytes = 4 * row.n + 16 * leaves + 16;
     if (team.bytes > kKeptShared) return {};
     team.resident = rows > limits.processors && team.bytes <= kHalfShared ? 2 : 1;
     team.warps = ceil_div(leaves, ceil_div(leaves, 32 / team.resident));

@@ -31,19 +31,26 @@ bool losses_alone(const LoweredOp& op, const RowOp& row);
 /// The inputs that make the elements of an operand of the row op.
 std::vector<int> row_reads(const LoweredOp& op, const RowOp& row, int position);
 Team row_team(const LoweredOp& op, const RowOp& row, const Limits& limits);
-/// The warps of a block that keeps a row of logits (cross_entropy_kept); 0: it doesn't. It takes
-/// all of a processor's shared memory.
-int kept_warps(const LoweredOp& op, const RowOp& row, const Limits& limits);
+/// A team whose next rows, stored as x is, are copied to shared memory while it is at one
+/// (copied_rows.cuh). `side`: elements that are read at once, with which the results of all rows
+/// take `beside` bytes.
+Team copying_team(const RowOp& row, int side, int64_t beside, const Limits& limits);
+/// Blocks that keep a row of logits as they are stored (kept_rows.cuh); of no warps: they don't.
+struct KeptTeam {
+    std::string type;
+    int64_t warps = 0, bytes = 0;  // of a block, of its shared memory
+    int blocks = 1, resident = 1;  // of a row, of a processor
+};
+KeptTeam kept_team(const LoweredOp& op, const RowOp& row, const Limits& limits);
 
 /// Blocks that keep rows and fill them ahead (filled_rows.cuh); of no warps: they don't.
 struct FilledTeam {
     int64_t warps = 0, bytes = 0;  // of shared memory
     int resident = 1;
 };
-/// Of `count` rows of 16 bits at a time, `sums` made of each.
-FilledTeam filled_team(const RowOp& row, int64_t rows, int64_t count, int64_t sums,
-                       const Limits& limits);
-/// The same of losses alone.
+/// Of two rows of 16 bits at a time, from which up to two sums are made.
+FilledTeam filled_team(const RowOp& row, int64_t rows, const Limits& limits);
+/// The same of losses alone, of one row.
 FilledTeam filled_losses(const RowOp& row, int64_t rows, const Limits& limits);
 
 /// The parts of a kernel that makes sums beside a row op (row_sums.cpp): where operands lie, what

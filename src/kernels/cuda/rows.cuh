@@ -13,9 +13,9 @@ namespace aicf {
 /// Elements of a row of N: those of lanes V t to V t + V - 1 of a leaf are thread t's. `Lanes`:
 /// threads of a leaf, fewer than a warp where V times as many hold the row, or a power of two of
 /// such lines of it, or the leaf's 128 lanes; `Warps`: of the team, so many threads of which take a
-/// leaf at a time, and those go round; `Soon`: as join_lanes has it; `Blocks`: of a cluster that
-/// hold a row together, neighbouring leaves each.
-template <class A, int64_t N, int Lanes, int Warps, bool Soon, int V, int Blocks>
+/// leaf at a time, and those go round; `Soon`: as join_lanes has it. `Blocks`: of a cluster that
+/// hold a row together, each by `Warps` warps and leaves that lie side by side.
+template <class A, int64_t N, int Lanes, int Warps, bool Soon, int V, int Blocks = 1>
 struct Held {
     static constexpr int leaves = int((N + kTreeLeaf - 1) / kTreeLeaf),
                          own = Warps > 1 ? Warps * 32 / Lanes : 1,  // leaves of a block
@@ -32,15 +32,16 @@ struct Held {
     A a[turns][lines][V];
 
     __device__ __forceinline__ static int leaf_of(int turn) {
-        return Warps == 1 ? turn
-               : Blocks == 1
-                   ? turn * own + int(threadIdx.x / Lanes)
-                   : turn * together + int(blockIdx.x) % Blocks * own + int(threadIdx.x / Lanes);
+        if constexpr (Blocks > 1)
+            return (int(blockIdx.x % Blocks) * turns + turn) * own + int(threadIdx.x / Lanes);
+        return Warps == 1 ? turn : turn * own + int(threadIdx.x / Lanes);
     }
     __device__ __forceinline__ static int first(int turn, int line) {
         return leaf_of(turn) * int(kTreeLeaf) + line * span + V * int(threadIdx.x % Lanes);
     }
     __device__ __forceinline__ static bool has(int i) { return whole || i < int(N); }
+    /// Whether there is element c of V from i on, which all are there or none where N has whole V.
+    __device__ __forceinline__ static bool has(int i, int c) { return has(N % V == 0 ? i : i + c); }
     /// Whether a warp's row has something of a line; of the others nothing is made.
     __device__ __forceinline__ static constexpr bool some_of(int turn, int line) {
         return Warps > 1 || turn * int(kTreeLeaf) + line * span < int(N);
@@ -80,7 +81,7 @@ struct Held {
 #pragma unroll
                     for (int line = 0; line < lines; line++)
                         of_line[line] =
-                            has(first(turn, line) + c) ? a[turn][line][c] : Op::missing();
+                            has(first(turn, line), c) ? a[turn][line][c] : Op::missing();
                     s[c] = halved<Op>(of_line);
                 }
                 v[turn] = join_lanes<Op, Lanes, Soon>(s);
@@ -88,12 +89,12 @@ struct Held {
             }
 #pragma unroll
             for (int c = 0; c < V; c++)
-                s[c] = has(first(turn, 0) + c) ? a[turn][0][c] : Op::missing();
+                s[c] = has(first(turn, 0), c) ? a[turn][0][c] : Op::missing();
 #pragma unroll
             for (int line = 1; line < lines; line++)
 #pragma unroll
                 for (int c = 0; c < V; c++)
-                    if (has(first(turn, line) + c)) s[c] = Op::join(s[c], a[turn][line][c]);
+                    if (has(first(turn, line), c)) s[c] = Op::join(s[c], a[turn][line][c]);
             v[turn] = join_lanes<Op, Lanes, Soon>(s);
         }
     }
@@ -123,10 +124,11 @@ template <class A, int64_t N, int Lanes, int Warps, bool Soon = false, int V = 4
 struct HolderOf {
     typedef Held<A, N, Lanes, Warps, Soon, V, Blocks> Row;
     static constexpr int blocks = Blocks;
-    static constexpr bool holds = true, keeps = false,
+    static constexpr bool holds = true, keeps = false, copies = false,
                           pairs = Warps == 1 && N % V == 0;  // rows have none but whole pieces
     static constexpr int lanes = Lanes;
     static constexpr int words = Warps > 1 ? (2 * Row::leaves + 3) / 4 * 4 : 0;  // of `shared`
+    static constexpr int beside = 0;  // bytes that shared memory has for a thread besides
     A* shared;     // of two reductions in turn, so that one barrier does for each
     int side = 0;  // whose turn it is
 
@@ -155,7 +157,7 @@ struct HolderOf {
         }
     }
     __device__ __forceinline__ static bool leads() {
-        return (Warps > 1 ? threadIdx.x : threadIdx.x % Lanes) == 0;
+        return (Warps > 1 ? threadIdx.x : threadIdx.x % Lanes) == 0 && blockIdx.x % Blocks == 0;
     }
     __device__ __forceinline__ static void sync() { sync_warps<Warps>(); }
     template <class Make>
@@ -279,6 +281,16 @@ __device__ __forceinline__ void each_piece(const Body& body) {
                 body(turn * Row::lines + line, i);
 }
 
+/// How blocks come by rows: in turn, or each takes its next one by a counter, 0 before and after.
+/// Some processors have a larger share of the memory's bandwidth than others.
+struct InTurn {
+    static constexpr bool counts = false;
+};
+struct ByCounter {
+    static constexpr bool counts = true;
+    uint32_t* counter;
+};
+
 /// The rows of a team, as each() has them, of which the next is on its way as it is stored. Blocks
 /// of so many threads, which go on to further rows.
 template <class Team, int64_t Rows, int Threads, class Make>
@@ -331,10 +343,9 @@ struct AheadRows {
             body(mine ? r : rows - 1, mine);
         }
     }
-    /// body(r, mine, x) for rows that each block, a team, takes by a counter, 0 before and after:
-    /// some processors have a larger share of the memory's bandwidth than others. A block begins
-    /// with two rows of its own, and with each row it asks for the one after the next, so that the
-    /// counter is asked once for each row.
+    /// body(r, mine, x) for rows that each block, a team, takes by a counter. It begins with two
+    /// rows of its own, and with each row it asks for the one after the next, so that the counter
+    /// is asked once for each row.
     template <class Body>
     __device__ __forceinline__ void each_counted(uint32_t* counter, const Body& body) {
         static_assert(teams == 1);
@@ -354,19 +365,24 @@ struct AheadRows {
         }
     }
 };
-/// body(r, mine, x) for those rows, by a counter if there is one.
-template <class Team, int64_t Rows, int Threads, class Make, class Body, class... Counter>
+/// body(r, mine, x) for the team's rows, as each() has them, of which the next is on its way
+/// meanwhile as it is stored. Blocks of so many threads, which go on to further rows.
+template <class Team, int64_t Rows, int Threads, class Make, class Body, class Order = InTurn>
 __device__ __forceinline__ void each_ahead(const Grid& grid, const Make& make, const Body& body,
-                                           Counter... counter) {
-    AheadRows<Team, Rows, Threads, Make> ahead(grid, make);
-    if constexpr (sizeof...(Counter) > 0)
-        ahead.each_counted(counter..., body);
-    else
-        ahead.each([&](int64_t r, bool mine) {
-            const auto x = ahead.open();
-            ahead.ask();
-            body(r, mine, x);
-        });
+                                           const Order& order = {}) {
+    if constexpr (Team::copies) {
+        Team::template each_copied<Rows>(grid, make, body);
+    } else {
+        AheadRows<Team, Rows, Threads, Make> ahead(grid, make);
+        if constexpr (Order::counts)
+            ahead.each_counted(order.counter, body);
+        else
+            ahead.each([&](int64_t r, bool mine) {
+                const auto x = ahead.open();
+                ahead.ask();
+                body(r, mine, x);
+            });
+    }
 }
 
 // ---- rows in memory -----------------------------------------------------------------------------

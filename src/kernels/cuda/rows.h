@@ -8,12 +8,14 @@ namespace aicf::cuda {
 
 /// Who takes a row of n elements (rows.cuh); `narrow`: some of 16 bits lie side by side in memory.
 struct Team {
-    std::string type;  // HolderOf<...>, StreamerOf<...> or KeeperOf<...>
+    std::string type;  // HolderOf<...>, CopierOf<...>, StreamerOf<...> or KeeperOf<...>
     int lanes = 32, warps = 1;
     int64_t results = 0;  // in the block's shared memory, of type `a`
     int side = 0;         // elements that a thread has side by side where registers hold the row
     int64_t kept = 0;     // bytes of shared memory that the block keeps rows in, all else included
     int resident = 1;     // such blocks of a processor
+    int blocks = 1;       // that share a row
+    int slots = 0;        // of rows that are copied ahead, to shared memory
 
     /// The warps that so many rows keep busy, where a row is one's at most.
     int64_t units(int64_t rows) const { return (rows * lanes + 31) / 32; }

@@ -54,9 +54,10 @@ constexpr int64_t kWarp = 32;
 constexpr int64_t kWarpLeaves = 2;   // of a row, up to which a warp takes it
 constexpr int64_t kHeldLeaves = 32;  // of a row of 4 bytes, up to which registers hold it
 constexpr int kHeldWarps = 16;       // of a block whose registers hold a row, at most
-// A row of logits in 16 bits that a block's registers hold while its exponentials lie in shared
-// memory: leaves of a warp, warps at least, elements at most.
-constexpr int64_t kKeptTurns = 5, kKeptWarps = 20, kKeptTerms = 56 * 1024;
+// A row of logits in 16 bits that registers hold while its exponentials lie in shared memory:
+// leaves of a warp at most, warps of each of two blocks, up to which two share it, elements at
+// most.
+constexpr int64_t kKeptTurns = 5, kKeptWarps = 10, kKeptTerms = 56 * 1024;
 // Of losses alone of rows that blocks fill ahead: leaves of a row at least; warps of a processor.
 constexpr int64_t kFilledLeaves = 16, kFilledWarps = 16;
 // Readings of a row that keeping it in shared memory saves at least: what one alone would read
@@ -67,6 +68,9 @@ constexpr int64_t kKeptSaved = 2, kKeptShared = 227 << 10, kHalfShared = (228 <<
 constexpr int64_t kept_bytes(int64_t n, int64_t size, int64_t rows) {
     return ((n + kTreeLeaf - 1) / kTreeLeaf * 4 + 15) / 16 * 16 + (n * size + 15) / 16 * 16 * rows;
 }
+// Of rows that are copied to shared memory ahead: leaves of a row at most, rows of a team, warps
+// that a processor has the registers for, bytes of its shared memory.
+constexpr int64_t kCopiedLeaves = 128, kCopiedRows = 2, kCopyingWarps = 24, kShared = 228 << 10;
 // Elements of a processor from which on instructions are what teams that hold rows wait for.
 constexpr int64_t kManyTerms = 32 * 1024;
 // Elements of a processor, in 16 bits, from which on rows that blocks hold stay in the second cache

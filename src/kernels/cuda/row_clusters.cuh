@@ -1,0 +1,89 @@
+// What the blocks of a cluster that share rows tell each other.
+#pragma once
+
+#include "copy_engine.cuh"
+
+namespace aicf {
+
+/// Two numbers to the shared memory of another block of the cluster, whose barrier counts their
+/// bytes.
+__device__ __forceinline__ void send(uint32_t to, const Pack<float, 2>& two, uint32_t barrier) {
+    asm volatile(
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(
+            to),
+        "f"(two.at[0]), "f"(two.at[1]), "r"(barrier)
+        : "memory");
+}
+
+/// A cluster of so many blocks, each of which has two barriers in shared memory. They take turns:
+/// a block that is told of for the next time has read what it was told the time before.
+template <int Blocks>
+struct RowCluster {
+    static constexpr int bytes = 32;
+    char* room;  // of so many bytes
+    uint32_t turn = 0;
+
+    __device__ __forceinline__ static int rank() {
+        return Blocks > 1 ? int(blockIdx.x % Blocks) : 0;
+    }
+    __device__ __forceinline__ static bool leads() { return threadIdx.x == 0 && rank() == 0; }
+    __device__ __forceinline__ uint32_t side() const { return turn % 2; }
+    /// Makes the barriers, before any block of the cluster tells another.
+    __device__ __forceinline__ explicit RowCluster(void* room) : room(static_cast<char*>(room)) {
+        if constexpr (Blocks > 1) {
+            if (threadIdx.x == 0) {
+                init_barrier(shared_address(room), 1);
+                init_barrier(shared_address(room) + 8, 1);
+                asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+            }
+            sync_cluster();
+        }
+    }
+    /// A barrier of all threads of the cluster, behind which each block has all numbers: `Runs`
+    /// times so many of each block, of which it has set its own. One block's are read before it
+    /// tells them again, between which it has told others. `Gives`: and told() is what the first
+    /// thread of all has `given`.
+    template <int Runs, int Each, bool Gives = false>
+    __device__ __forceinline__ void tell(float* all, uint32_t given = 0) {
+        if (Gives && leads()) *place() = given;
+        __syncthreads();
+        if constexpr (Blocks > 1) {
+            constexpr int pairs = Each / 2;
+            static_assert(Each % 2 == 0 && Runs * pairs <= 32);
+            const uint32_t barrier = shared_address(room) + 8 * side();
+            // One warp sends all: a barrier takes messages one by one.
+            if (const int t = threadIdx.x; t < Runs * pairs) {
+                if (t == 0) {
+                    const int more = Gives && rank() ? 1 : 0;
+                    arrive_expecting(barrier, (Runs * pairs * (Blocks - 1) + more) * 8);
+                    if (Gives && rank() == 0) send_all(place(), barrier);
+                }
+                send_all(reinterpret_cast<const Pack<float, 2>*>(all) +
+                             (t / pairs * Blocks + rank()) * pairs + t % pairs,
+                         barrier);
+            }
+            wait_barrier(barrier, turn / 2 % 2);
+        }
+        turn++;
+    }
+    __device__ __forceinline__ uint32_t told() const {
+        return *reinterpret_cast<const uint32_t*>(room + 16 + 8 * (side() ^ 1));
+    }
+
+  private:
+    __device__ __forceinline__ uint32_t* place() const {
+        return reinterpret_cast<uint32_t*>(room + 16 + 8 * side());
+    }
+    /// Two numbers to where they lie in the other blocks.
+    __device__ __forceinline__ static void send_all(const void* two, uint32_t barrier) {
+        const uint32_t to = shared_address(two);
+#pragma unroll
+        for (uint32_t other = 1; other < Blocks; other++) {
+            const uint32_t there = uint32_t(rank()) ^ other;
+            send(address_in(to, there), *static_cast<const Pack<float, 2>*>(two),
+                 address_in(barrier, there));
+        }
+    }
+};
+
+}  // namespace aicf
