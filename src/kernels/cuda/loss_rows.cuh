@@ -61,8 +61,7 @@ __device__ __forceinline__ void exps_of_words(Words<E, V> x, float most, float (
         v[j] = Near ? scalar::exp_shifted(v[j] - most, 0.0f) : exp_below(v[j], most);
 }
 
-/// The loss of one row, which a thread makes when others have one, too. Its label is asked for
-/// beforehand, and nothing waits for it.
+/// The loss of one row, which a thread makes when others have one, too.
 template <class A, class Shape, class Make, class Labels, class Loss, class Most, class Sum>
 struct OwnLoss {
     const Make& make;
@@ -70,20 +69,18 @@ struct OwnLoss {
     const Loss& loss;
     const Most& set_most;
     const Sum& set_sum;
-    int64_t row = -1, label = 0;  // or none
-    A most = A(0), sum = A(0);
+    int64_t row = -1;  // or none
+    LossParts<A> parts = {A(0), A(0)};
 
     __device__ __forceinline__ OwnLoss(const Make& make, const Labels& labels, const Loss& loss,
                                        const Most& set_most, const Sum& set_sum)
         : make(make), labels(labels), loss(loss), set_most(set_most), set_sum(set_sum) {}
-    __device__ __forceinline__ void begin(int64_t r) {
+    __device__ __forceinline__ void take(int64_t r, A most, A sum) {
         row = r;
-        label = labels(r);
+        parts = {most, sum};
     }
-    __device__ __forceinline__ void end() {
-        if (row < 0) return;
-        const auto known = [this](int64_t) { return label; };
-        store_loss<A, Shape>(LossParts<A>{most, sum}, row, make, known, loss, set_most, set_sum);
+    __device__ __forceinline__ void store() {
+        if (row >= 0) store_loss<A, Shape>(parts, row, make, labels, loss, set_most, set_sum);
         row = -1;
     }
 };
@@ -97,6 +94,7 @@ struct BlockLosses {
     A* const sums;                                     // of leaves, likewise
     Own& own;
     int side = 0, turn = -1;  // whose loss the last row's is, -1: there is none
+    int64_t before = 0;       // that row
     A most_before = A(0);
 
     __device__ __forceinline__ BlockLosses(void* shared, Own& own)
@@ -126,7 +124,7 @@ struct BlockLosses {
         end_row();
         side ^= 1;
         turn++;
-        if (is_own_warp() && int(threadIdx.x % 32) == turn / Warps) own.begin(r);
+        before = r;
         most_before = Extremes<E>::largest_of(all);
         return most_before;
     }
@@ -136,24 +134,19 @@ struct BlockLosses {
     __device__ __forceinline__ void end() {
         __syncthreads();
         end_row();
-        own.end();
+        own.store();
     }
 
   private:
-    __device__ __forceinline__ bool is_own_warp() const {
-        return int(threadIdx.x) / 32 == turn % Warps;
-    }
     __device__ __forceinline__ void end_row() {
         if (turn < 0) return;
-        if (is_own_warp()) {
+        if (int(threadIdx.x) / 32 == turn % Warps) {
             const A sum = join_leaves<SumOf<A>, Leaves>(sums + side * Leaves);
-            if (int(threadIdx.x % 32) == turn / Warps) {
-                own.most = most_before;
-                own.sum = sum_below(most_before, sum);
-            }
+            if (int(threadIdx.x % 32) == turn / Warps)
+                own.take(before, most_before, sum_below(most_before, sum));
         }
         if (turn == 32 * Warps - 1) {
-            own.end();
+            own.store();
             turn = -1;
         }
     }
@@ -420,25 +413,22 @@ __device__ __forceinline__ void cross_entropy_ahead(const Grid& grid, Make make,
     const int lane = threadIdx.x % lanes;
     int turn = 0;
     AheadRows<Team, Shape::rows, Threads, Make> ahead(grid, make);
-    ahead.each([&](int64_t, bool) {
+    ahead.each([&](int64_t r, bool mine) {
         const Held held(make(0), ahead.next);
         if (!Late) ahead.ask();
-        if (turn == 0)  // each lane has one of the next rows
-            if (const int64_t r = ahead.r + lane * int64_t(ahead.step); r < Shape::rows)
-                own.begin(r);
         const A most = Extremes<E>::largest_of(largest_of_lanes<lanes>(held.seen.most));
         A v[Row::turns];
         held.leaf_sums(most, v, [&] {
             if (Late) ahead.ask();
         });
         const A sum = sum_below(most, Team::template of_turns<SumOf<A>>(v));
-        if (lane == turn) own.most = most, own.sum = sum;
+        if (mine && lane == turn) own.take(r, most, sum);
         if (++turn == lanes) {
-            own.end();
+            own.store();
             turn = 0;
         }
     });
-    own.end();
+    own.store();
 }
 
 }  // namespace aicf

@@ -21,8 +21,10 @@ class RowSumsText {
           rows_(element_count(row_.others)),
           leaves_(ceil_div(row_.n, kTreeLeaf)),
           sums_(std::ssize(group.members) - 1),
-          stored_(cuda_type(op_.operand(row_.operands[2]).dtype == row_.x->dtype ? row_.x->dtype
-                                                                                 : DType::f32)) {}
+          stored_(cuda_type(row_.def->name == "normalize_bwd" &&
+                                    op_.operand(row_.operands[2]).dtype == row_.x->dtype
+                                ? row_.x->dtype
+                                : DType::f32)) {}
 
     bool fits() {
         if (limits_.one_block || (limits_.major != 9 && limits_.major != 10)) return false;
