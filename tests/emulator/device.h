@@ -299,12 +299,6 @@ inline void max_f32(float& to, float a, float b) {
     else
         to = a == a ? a : b;
 }
-inline void min_bf16x2(u32& to, u32 a, u32 b) {
-    float high, low;
-    max_f32(high, -high_bfloat(a), -high_bfloat(b));
-    max_f32(low, -high_bfloat(a << 16), -high_bfloat(b << 16));
-    to = bfloat_of(-high) << 16 | bfloat_of(-low);
-}
 inline void fma_rn_sat_f32(float& to, float a, float b, float c) {
     const float y = __builtin_fmaf(a, b, c);
     to = y > 1.0f ? 1.0f : y > 0.0f ? y : 0.0f;

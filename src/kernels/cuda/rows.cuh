@@ -33,7 +33,7 @@ struct Held {
 
     __device__ __forceinline__ static int leaf_of(int turn) {
         if constexpr (Blocks > 1)
-            return (int(blockIdx.x % Blocks) * turns + turn) * own + int(threadIdx.x / Lanes);
+            return (int(blockIdx.x) % Blocks * turns + turn) * own + int(threadIdx.x / Lanes);
         return Warps == 1 ? turn : turn * own + int(threadIdx.x / Lanes);
     }
     __device__ __forceinline__ static int first(int turn, int line) {
