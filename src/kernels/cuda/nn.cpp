@@ -200,7 +200,7 @@ class RowText {
     FilledTeam filled() const {
         if (alone_)
             return own_of(0, 8) < 0 ? FilledTeam()
-                                 : filled_losses(row_, element_count(row_.others), limits_);
+                                    : filled_losses(row_, element_count(row_.others), limits_);
         if ((name_ != "normalize_bwd" && !name_.ends_with("softmax_bwd")) || row_.axes > 1 ||
             a_ != "float" || row_.n % 8 != 0 || !all_beside())
             return {};

@@ -642,9 +642,20 @@ __device__ __forceinline__ void wait_count(const uint32_t* counter, uint32_t cou
     }
 }
 /// True in every thread of the block that is the last of `count` to arrive; what the others wrote
-/// before is visible to it. The counter is back at 0 afterwards. Takes no shared memory, all of
-/// which may be a row's.
+/// before is visible to it. The counter is back at 0 afterwards.
 __device__ __forceinline__ bool arrive_last(uint32_t* counter, uint32_t count) {
+    __shared__ bool last;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        last = add_acq_rel(counter, 1u) == count - 1;
+        if (last) clear_counter(counter);
+    }
+    __syncthreads();
+    return last;
+}
+/// The same without shared memory, all of which may be a row's. Loops around it need more
+/// registers: a sum over axis 0 spilled some and took a sixth more.
+__device__ __forceinline__ bool arrive_last_of_rows(uint32_t* counter, uint32_t count) {
     bool last = false;
     __syncthreads();
     if (threadIdx.x == 0) {
