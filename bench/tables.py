@@ -476,7 +476,7 @@ def glance():
         ("rows_h200", "moves", "[Concat, embedding, index_add](#indexing-and-scans)"),
         ("rows_h200", "scans", "[Scans and argmax](#indexing-and-scans)"),
     ):
-        runs = [load(name)] + [load("rows_gpu_first")] * (section in ("rows", "chains"))
+        runs = [load(name)] + [load("rows_gpu_first")] * (section == "sums")
         cases = [
             (r["ratio"][peer][0], r["case"])
             for run in runs
