@@ -430,6 +430,16 @@ def test_short_rows_of_losses_alone_are_held_as_they_are_stored(n, count, lanes,
 
 
 # Rows that a GPU's teams take several of each, and rows of several blocks' shares.
+@needs_compiler
+@pytest.mark.parametrize("n", [64, 768, 8192, 50304])
+def test_losses_alone_need_pairs_that_are_compared(n):
+    """Which GPUs before 8.0 do not have."""
+    for arch, words in (("sm_75", False), ("sm_90a", True)):
+        *_, program = alone_call(n, 1 << 18 if n < 1024 else 4300, arch=arch)
+        assert ('"loss_rows.cuh"' in program) == words, arch
+        assert "registers" in _core.cuda_log(program, arch)
+
+
 ALONE = [
     *((n, 0, rows) for n, rows in ((40, 1200), (64, 1200), (100, 600), (512, 260), (768, 100))),
     *((n, cut, rows) for n, cut, rows in ((772, 3, 70), (1024, -4, 70), (8192, 0, 33))),

@@ -25,7 +25,7 @@ class RowText {
           outer_(inputs_ + static_cast<int>(op.outputs.size())),
           norm_(name_.starts_with("normalize")),
           kept_(kept_team(op, row_, limits)),
-          alone_(losses_alone(op, row_)),
+          alone_(losses_alone(op, row_, limits)),
           filled_(filled()),
           // An empty row of a norm has its rstd too.
           rows_(row_.n || norm_ ? element_count(row_.others) : 0),
@@ -572,7 +572,7 @@ class RowText {
         text_.cluster = kept_.blocks;
         text_.resident = kept_.resident;
         const int64_t teams = int64_t{limits_.processors} * kept_.resident / kept_.blocks;
-        text_.blocks = kept_.blocks * std::min(rows_, std::max<int64_t>(teams, 1));
+        text_.blocks = kept_.blocks * std::min(rows_, teams);
         text_.shared = static_cast<uint32_t>(kept_.bytes);
         if (name_ == "softmax")
             call("softmax_kept", cat(kept_.type, row_.attrs->flag("masked") ? "true, " : "false, "),
@@ -625,7 +625,7 @@ class RowText {
             text_.threads = 32 * team.warps / team.blocks;
             text_.cluster = team.blocks;
             const int64_t clusters = int64_t{limits_.processors} * team.resident / team.blocks;
-            text_.blocks = team.blocks * std::min(rows_, std::max<int64_t>(clusters, 1));
+            text_.blocks = team.blocks * std::min(rows_, clusters);
         } else if (brief)
             text_.blocks = ceil_div(text_.blocks, kBriefRows);
         else if (ahead_)
@@ -638,9 +638,9 @@ class RowText {
         if (team.kept) {
             text_.shared = static_cast<uint32_t>(team.kept);
             text_.resident = team.resident;
-        }
-        if (team.kept && team.slots == 0) {
-            text_.blocks = std::min<int64_t>(rows_, int64_t{limits_.processors} * team.resident);
+            if (team.slots == 0)
+                text_.blocks =
+                    std::min<int64_t>(rows_, int64_t{limits_.processors} * team.resident);
         }
         const std::string type = team.type + ", ";
         if (loss_region(op_))

@@ -701,7 +701,7 @@ __device__ __forceinline__ void add_losses(const Grid& grid, const A* losses, ui
                   Lot = 2;  // leaves of a warp that are on their way together
     extern __shared__ __align__(16) char bytes[];
     A* const sums = reinterpret_cast<A*>(bytes);
-    if (!arrive_last_of_rows(counter, grid.blocks)) return;
+    if (!arrive_last_unshared(counter, grid.blocks)) return;
     const int warps = int(grid.threads) / 32, warp = int(threadIdx.x) / 32,
               lane = int(threadIdx.x & 31);
 #pragma unroll 1

@@ -655,7 +655,7 @@ __device__ __forceinline__ bool arrive_last(uint32_t* counter, uint32_t count) {
 }
 /// The same without shared memory, all of which may be a row's. Loops around it need more
 /// registers: a sum over axis 0 spilled some and took a sixth more.
-__device__ __forceinline__ bool arrive_last_of_rows(uint32_t* counter, uint32_t count) {
+__device__ __forceinline__ bool arrive_last_unshared(uint32_t* counter, uint32_t count) {
     bool last = false;
     __syncthreads();
     if (threadIdx.x == 0) {

@@ -62,6 +62,8 @@ struct RowCluster {
                              (t / pairs * Blocks + rank()) * pairs + t % pairs,
                          barrier);
             }
+            // All that is told lies in shared memory, which an acquire of the block's scope orders;
+            // one of the cluster's would empty the first cache, too.
             wait_barrier(barrier, turn / 2 % 2);
         }
         turn++;

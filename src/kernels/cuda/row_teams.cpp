@@ -60,10 +60,11 @@ bool is_row_op(const LoweredDef& def) {
                        [&](const auto& passes) { return passes.first == def.name; });
 }
 
-bool losses_alone(const LoweredOp& op, const RowOp& row) {
-    return row.def->name == "cross_entropy" && !loss_region(op) && passes_of(op, row) == 2 &&
-           row.axes == 1 && row.operands[0] < static_cast<int>(op.inputs.size()) &&
-           is_16_bit(row.x->dtype) && row.x->strides[row.axis] == 1;
+bool losses_alone(const LoweredOp& op, const RowOp& row, const Limits& limits) {
+    return limits.major >= 8 && row.def->name == "cross_entropy" && !loss_region(op) &&
+           passes_of(op, row) == 2 && row.axes == 1 &&
+           row.operands[0] < static_cast<int>(op.inputs.size()) && is_16_bit(row.x->dtype) &&
+           row.x->strides[row.axis] == 1;
 }
 
 RowOp row_op_of(const LoweredOp& op) {
@@ -116,8 +117,8 @@ Team row_team(const LoweredOp& op, const RowOp& row, const Limits& limits) {
     half.lanes /= 2;
     if (team.side == 8 && row.n > 4 * team.side && row.n <= kTreeLanes &&
         half.units(rows) > kSoonWarps * limits.processors) {
-        // Twice as many of losses alone, where a power of two makes a row.
-        if (row.n > 12 * half.lanes && losses_alone(op, row)) half.lanes /= 2;
+        // Four to a lane for losses alone, where no lane then has fewer.
+        if (row.n > 12 * half.lanes && losses_alone(op, row, limits)) half.lanes /= 2;
         half.type = cat("HolderOf<", wide_type(row.x->dtype), ", ", row.n, ", ", half.lanes,
                         ", 1, false, 8>");
         team = half;
@@ -140,7 +141,7 @@ Team copying_team(const RowOp& row, int side, int64_t beside, const Limits& limi
     const int64_t leaves = ceil_div(row.n, kTreeLeaf);
     Team team;
     if (limits.one_block || limits.most_warps < 32 || (limits.major != 9 && limits.major != 10) ||
-        leaves <= kHeldLeaves || leaves > kCopiedLeaves)
+        limits.processors < 2 || leaves <= kHeldLeaves || leaves > kCopiedLeaves)
         return team;
     team.side = side;
     team.lanes = static_cast<int>(kTreeLanes / side);
@@ -166,7 +167,8 @@ KeptTeam kept_team(const LoweredOp& op, const RowOp& row, const Limits& limits) 
     const bool softmax =
         op.body.empty() && op.def->name == "softmax" && op.inputs[0].dtype == DType::bf16;
     if ((!softmax && !loss_region(op)) || limits.one_block || limits.most_warps < 32) return {};
-    if ((limits.major != 9 && limits.major != 10) || row.axes > 1) return {};
+    if ((limits.major != 9 && limits.major != 10) || limits.processors < 2 || row.axes > 1)
+        return {};
     if (row.at > 1 || (row.at == 1 && op.body[0].def->name != "cast")) return {};
     const View &x = op.inputs[static_cast<size_t>(row_reads(op, row, 0)[0])],
                &gradient = softmax ? op.outputs[0] : op.operand(op.body.back().outputs[0]);

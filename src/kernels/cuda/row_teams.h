@@ -26,8 +26,9 @@ struct RowOp {
     int first() const { return axis - axes + 1; }
 };
 RowOp row_op_of(const LoweredOp& op);
-/// Whether losses are all that is made of rows that lie in memory, in 16 bits (loss_rows.cuh).
-bool losses_alone(const LoweredOp& op, const RowOp& row);
+/// Whether losses are all that is made of rows that lie in memory, in 16 bits, of which two numbers
+/// are compared at a time (loss_rows.cuh).
+bool losses_alone(const LoweredOp& op, const RowOp& row, const Limits& limits);
 /// The inputs that make the elements of an operand of the row op.
 std::vector<int> row_reads(const LoweredOp& op, const RowOp& row, int position);
 Team row_team(const LoweredOp& op, const RowOp& row, const Limits& limits);

@@ -59,7 +59,8 @@ std::vector<CudaThreshold> cuda_thresholds() {
             add("rows.terms", {leaves * kTreeLeaf});
         if (size == 2)
             add("rows.terms",
-                {kKeptTerms, kFilledLeaves * kTreeLeaf, 2 * kKeptTurns * kKeptWarps * kTreeLeaf,
+                {kCounterRow, kBlockLeaves * kTreeLeaf, kSumsLeaves * kTreeLeaf, kKeptTerms,
+                 kFilledLeaves * kTreeLeaf, 2 * kKeptTurns * kKeptWarps * kTreeLeaf,
                  2 * kCopyingWarps * kTreeLeaf, kCopiedLeaves * kTreeLeaf});
         for (int64_t rows : {1, 2})
             for (const int64_t room : {kHalfShared, kKeptShared})

@@ -55,8 +55,8 @@ constexpr int64_t kWarpLeaves = 2;   // of a row, up to which a warp takes it
 constexpr int64_t kHeldLeaves = 32;  // of a row of 4 bytes, up to which registers hold it
 constexpr int kHeldWarps = 16;       // of a block whose registers hold a row, at most
 // A row of logits in 16 bits that registers hold while its exponentials lie in shared memory:
-// leaves of a warp at most, warps of each of two blocks, up to which two share it, elements at
-// most.
+// leaves of a warp at most; warps of each block where two share a row, which they do of up to 2
+// kKeptTurns kKeptWarps leaves; elements at most.
 constexpr int64_t kKeptTurns = 5, kKeptWarps = 10, kKeptTerms = 56 * 1024;
 // Of losses alone of rows that blocks fill ahead: leaves of a row at least; warps of a processor.
 constexpr int64_t kFilledLeaves = 16, kFilledWarps = 16;
