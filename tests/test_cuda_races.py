@@ -62,7 +62,8 @@ LANES = "tf32 wgmma_64x64_right$"  # which read words of a stage that one of the
         ("device.h", MEET, MEET.replace("{", "{ if (id == 2) return;"), ["whole 1$"]),
         ("device.h", SYNC, SYNC.replace("true", "false"), ["--kernels", LANES]),
         ("device.h", "api.arrived(newest)", "api.arrived(newest + 1)", ["--kernels", NEAR]),
-        ("hopper.h", "    emulated_api.released(barrier);\n", "", ["--kernels", ROLES]),
+        ("hopper.h", "expected) {\n    emulated_api.released(barrier);\n", "expected) {\n",
+         ["--kernels", ROLES]),
         ("hopper.h", "left = static_cast<u32>(newest)", "left = newest + 1", ["--kernels", ROLES]),
     ],
 )  # fmt: skip

@@ -96,6 +96,13 @@ inline void mbarrier_try_wait_parity_acquire_cluster_shared__cta_b64(bool& done,
 EMULATED_UNWATCHED inline void write(char* to, const void* from, u32 bytes) {
     for (u32 i = 0; i < bytes; i++) to[i] = static_cast<const char*>(from)[i];
 }
+inline void st_async_shared__cluster_mbarrier__complete_tx__bytes_v4_f32(u32 to, float a, float b,
+                                                                         float c, float d,
+                                                                         u32 barrier) {
+    const float four[] = {a, b, c, d};
+    write(cluster_at(to), four, 16);
+    land(to, 16, barrier);
+}
 /// What the sender did before comes before what waits for it.
 inline void st_async_shared__cluster_mbarrier__complete_tx__bytes_v2_f32(u32 to, float a, float b,
                                                                          u32 barrier) {
