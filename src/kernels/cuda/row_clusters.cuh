@@ -15,8 +15,8 @@ __device__ __forceinline__ void send(uint32_t to, const Pack<float, 2>& two, uin
         : "memory");
 }
 
-/// A cluster of so many blocks, each of which has two barriers in shared memory. They take turns:
-/// a block that is told of for the next time has read what it was told the time before.
+/// A cluster of so many blocks, each of which has two barriers in shared memory, used in turn: none
+/// can send for a barrier's next turn before all have read what came with its last one.
 template <int Blocks>
 struct RowCluster {
     static constexpr int bytes = 32;
@@ -40,9 +40,9 @@ struct RowCluster {
         }
     }
     /// A barrier of all threads of the cluster, behind which each block has all numbers: `Runs`
-    /// times so many of each block, of which it has set its own. One block's are read before it
-    /// tells them again, between which it has told others. `Gives`: and told() is what the first
-    /// thread of all has `given`.
+    /// runs of `Each`, a part of each run from each block, which has written its own part before.
+    /// Callers take two arrays in turn, so that none is written while it is read. `Gives`: told()
+    /// is then what the cluster's first thread has `given`.
     template <int Runs, int Each, bool Gives = false>
     __device__ __forceinline__ void tell(float* all, uint32_t given = 0) {
         if (Gives && leads()) *place() = given;
