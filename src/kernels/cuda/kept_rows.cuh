@@ -14,7 +14,7 @@ namespace aicf {
 template <int Warps, int N, int Blocks = 1, class Body>
 __device__ __forceinline__ void each_line(int turn, const Body& body) {
     constexpr int span = Blocks * Warps * int(kTreeLeaf);
-    const int warp = RowCluster<Blocks>::rank() * Warps + int(threadIdx.x / 32),
+    const int warp = RowExchange<Warps, Blocks, 1>::warp(),
               first = turn * span + warp * int(kTreeLeaf) + 4 * int(threadIdx.x & 31);
 #pragma unroll
     for (int line = 0; line < 4; line++) {
@@ -31,27 +31,33 @@ __device__ __forceinline__ void each_four(const Body& body) {
         each_line<Warps, N, Blocks>(turn, [&](int i, int line) { body(i, turn, line); });
 }
 
-/// What `Count` leaves come to, 128 at most, joined by each warp.
-template <class Op, int Count, class A>
-__device__ __forceinline__ A join_leaves(const A* of_leaf) {
+/// What `Count` leaves come to, 128 at most, of(leaf) each, joined by each warp.
+template <class Op, int Count, class Of>
+__device__ __forceinline__ auto join_leaves_of(const Of& of) {
     static_assert(Count <= 128);
     const int lane = threadIdx.x & 31;
-    A part[4];
+    decltype(of(0)) part[4];
 #pragma unroll
-    for (int c = 0; c < 4; c++)
-        part[c] = 4 * lane + c < Count ? of_leaf[4 * lane + c] : Op::missing();
-    A all = Op::join(Op::join(part[0], part[1]), Op::join(part[2], part[3]));
+    for (int c = 0; c < 4; c++) part[c] = 4 * lane + c < Count ? of(4 * lane + c) : Op::missing();
+    auto all = Op::join(Op::join(part[0], part[1]), Op::join(part[2], part[3]));
 #pragma unroll
     for (int d = 1; d < 32; d *= 2) all = Op::join(all, __shfl_xor_sync(0xffffffffu, all, d));
     return all;
 }
 
+template <class Op, int Count, class A>
+__device__ __forceinline__ A join_leaves(const A* of_leaf) {
+    return join_leaves_of<Op, Count>([=](int leaf) { return of_leaf[leaf]; });
+}
+
 /// So that what was made of x is made again.
 template <class T>
 __device__ __forceinline__ void keep_stored(T& x) {
-    static_assert(sizeof(T) == 8);
+    constexpr int words = sizeof(T) / 8;
+    static_assert(sizeof(T) == 8 * words);
 #ifdef __CUDACC_RTC__
-    asm volatile("" : "+l"(reinterpret_cast<uint64_t&>(x)));
+#pragma unroll
+    for (int k = 0; k < words; k++) asm volatile("" : "+l"(reinterpret_cast<uint64_t*>(&x)[k]));
 #endif
 }
 
@@ -68,23 +74,27 @@ struct KeptRows {
     static constexpr int Warps = Team::warps, Blocks = Team::blocks;
     static constexpr int leaves = (N + int(kTreeLeaf) - 1) / int(kTreeLeaf),
                          turns = (leaves + Warps * Blocks - 1) / (Warps * Blocks), lines = 4;
-    static constexpr int places = turns * Warps * Blocks,  // of sums
-        last = leaves - (turns - 1) * Warps * Blocks,      // leaves of the last turn
-        room = ((turns - 1) * Warps + (last < Warps ? last : Warps)) * int(kTreeLeaf);
-    static_assert(N % 4 == 0 && leaves <= 128 && Warps * Blocks <= 32);
-    A* const exps;     // of which each thread touches its own alone
-    A* const sums;     // of leaves
-    A* const largest;  // of warps
+    static constexpr int each_turn = Warps * Blocks,  // leaves
+        last = leaves - (turns - 1) * each_turn,      // of the last turn
+        room = ((turns - 1) * Warps + (last < Warps ? last : Warps)) * int(kTreeLeaf),
+                         told = (turns + 2) / 2 * 2;  // a leaf's sum of each turn, and the ticket
+    static_assert(N % 4 == 0 && leaves <= 128 && each_turn <= 32 && sizeof(A) == 4);
+    A* const exps;  // of which each thread touches its own alone
+    const RowExchange<Warps, Blocks, told> sums;
+    const RowExchange<Warps, Blocks, 1> largest;
     Four x[turns][lines];
+    uint32_t turn = 0;    // the number of the row
     uint32_t ticket = 0;  // of the row after the next, by a counter
     uint32_t low = 0;     // the turns of which some of this thread's exponentials are not near
-    RowCluster<Blocks> cluster;
 
     __device__ __forceinline__ explicit KeptRows(char* shared)
         : exps(reinterpret_cast<A*>(shared)),
-          sums(exps + room),
-          largest(sums + places),
-          cluster(largest + Warps * Blocks) {}
+          sums{shared + 4 * room},
+          largest{sums.room + sums.bytes} {
+        sums.begin();
+        largest.begin();
+        barriers_made<Blocks>();
+    }
     template <class Body>
     __device__ __forceinline__ static void each(const Body& body) {
         each_four<Warps, N, Blocks>(body);
@@ -94,12 +104,12 @@ struct KeptRows {
         each_line<Warps, N, Blocks>(turn, body);
     }
     /// Of the warp in all blocks.
-    __device__ __forceinline__ static int warp() {
-        return RowCluster<Blocks>::rank() * Warps + int(threadIdx.x / 32);
-    }
+    __device__ __forceinline__ static int warp() { return decltype(largest)::warp(); }
+    __device__ __forceinline__ static bool leads() { return decltype(largest)::leads(); }
     /// Where exponential i of the row lies, which this block has in a turn.
     __device__ __forceinline__ A* at(int i, int turn) const {
-        return exps + (i - (turn * (Blocks - 1) + cluster.rank()) * Warps * int(kTreeLeaf));
+        return exps +
+               (i - (turn * (Blocks - 1) + decltype(largest)::rank()) * Warps * int(kTreeLeaf));
     }
     __device__ __forceinline__ static Two<Brain> two(const Four& four, int k) {
         return {reinterpret_cast<const uint32_t*>(&four)[k]};
@@ -120,9 +130,9 @@ struct KeptRows {
             __syncwarp();  // or all elements would have registers of their own
         }
     }
+    /// Tells the largest element of the warp's, of this row or of the next.
     template <class Row>
-    __device__ __forceinline__ A most(const Row& row) {
-        const int lane = threadIdx.x & 31;
+    __device__ __forceinline__ void tell_largest(const Row& row, uint32_t of_turn) {
         A most = MaxOf<A>::missing();
         if constexpr (Team::narrow) {
             Two<Brain> all = {0xff80ff80u};
@@ -141,25 +151,39 @@ struct KeptRows {
             });
         }
         most = of_warp<MaxOf<A>>(most);
-        if (lane == 0) largest[warp()] = most;
-        cluster.template tell<1, Warps>(largest);
-        return of_warp<MaxOf<A>>(lane < Warps * Blocks ? largest[lane] : MaxOf<A>::missing());
+        if (threadIdx.x % 32 == 0) *largest.own(of_turn) = most;
+        largest.tell(of_turn);
     }
-    /// Exponentials, which are kept, and their sum; the next row is asked for if it is `here`.
+    __device__ __forceinline__ A most() const {
+        const int lane = threadIdx.x & 31;
+        const A* const all = largest.told(turn);
+        return of_warp<MaxOf<A>>(lane < each_turn ? all[lane] : MaxOf<A>::missing());
+    }
+    /// Makes exponentials, which are kept, and tells their sums; the next row is asked for if it is
+    /// `here`.
     template <class Row>
-    __device__ __forceinline__ A sum(const Row& row, A most, const Row& next, bool here) {
+    __device__ __forceinline__ void tell_sums(const Row& row, A most, const Row& next, bool here) {
         // Or they might stay widened from the first pass to the second.
         each([&](int, int turn, int line) { keep_stored(x[turn][line]); });
         low = 0;
 #pragma unroll
         for (int turn = 0; turn < turns; turn++) {
             const A sum = turn_sum(row, turn, most, next, here);
-            if (threadIdx.x % 32 == 0) sums[turn * Warps * Blocks + warp()] = sum;
+            if (threadIdx.x % 32 == 0) sums.own(this->turn)[turn] = sum;
             __syncwarp();  // so that what comes next is asked for now, not behind the last turn
         }
-        cluster.template tell<turns, Warps, true>(sums, ticket);
-        const A sum = join_leaves<SumOf<A>, leaves>(sums);
-        return sum_below(most, sum);
+        if (leads()) sums.own(this->turn)[turns] = scalar::from_bits(ticket);
+        sums.tell(this->turn);
+    }
+    __device__ __forceinline__ A sum(A most) const {
+        const A* const all = sums.told(turn);
+        return sum_below(most, join_leaves_of<SumOf<A>, leaves>([&](int leaf) {
+                             return all[leaf % each_turn * told + leaf / each_turn];
+                         }));
+    }
+    /// The ticket, once the sum is known.
+    __device__ __forceinline__ uint32_t told_ticket() const {
+        return scalar::bits(sums.all(turn)[turns]);
     }
 
   private:
@@ -226,12 +250,14 @@ struct KeptOf {
     typedef decltype(static_cast<Make*>(nullptr)->operator()(0)) Row;
     typedef KeptRows<A, Team, int(Shape::n), typename Row::template Some<4>> Rows;
 };
-/// body(kept, r, row, next, here) for the rows of a cluster, of which `kept` holds row r; the next
-/// may be asked for if it is `here`. By a counter it begins with two rows of its own, and with each
-/// it asks for the one after the next, so that the counter is asked once for each row.
-template <class A, class Team, class Shape, class Make, class Body, class Order>
-__device__ __forceinline__ void each_kept(const Grid& grid, const Make& make, const Body& body,
-                                          const Order& order) {
+/// begin(r, row), and, once what it is to the row is known, end(kept, r, most, sum, begun) for the
+/// rows of a cluster. By a counter it begins with two rows of its own, and with each it asks for
+/// the one after the next, so that the counter is asked once for each row. The largest element of
+/// the next row is told while the sums of this one are on their way.
+template <class A, class Team, bool Masked, class Shape, class Make, class Begin, class End,
+          class Order>
+__device__ __forceinline__ void each_kept(const Grid& grid, const Make& make, const Begin& begin,
+                                          const End& end, const Order& order) {
     typedef typename RowNumber<(Shape::rows < (1 << 30))>::type Number;
     extern __shared__ __align__(16) char bytes[];
     typename KeptOf<A, Team, Shape, Make>::Rows kept(bytes);
@@ -239,19 +265,28 @@ __device__ __forceinline__ void each_kept(const Grid& grid, const Make& make, co
     const auto step = Number(grid.blocks / Team::blocks);
     bool here = false;  // the row is on its way
     auto r = Number(grid.block / Team::blocks);
-    for (Number after = r + step; r < rows;) {
+    for (Number after = r + step; r < rows; kept.turn++) {
         const auto row = make(r);
-        if (!here) kept.load(row);
+        if (!here) {
+            kept.load(row);
+            kept.tell_largest(row, kept.turn);
+        }
         const auto next = make(after < rows ? after : r);
         here = after < rows && next.template together<4>();
         if constexpr (Order::counts)
-            if (kept.cluster.leads()) kept.ticket = atomicAdd(order.counter, 1u);
-        body(kept, r, row, next, here);
+            if (kept.leads()) kept.ticket = atomicAdd(order.counter, 1u);
+        const auto begun = begin(r, row);
+        A most = kept.most();
+        if constexpr (Masked) most = scalar::masked_most(most);
+        kept.tell_sums(row, most, next, here);
+        if (here) kept.tell_largest(next, kept.turn + 1);
+        A sum = kept.sum(most);
+        if constexpr (Masked) sum = scalar::masked_sum(sum);
+        end(kept, r, most, sum, begun);
         if constexpr (Order::counts)
-            if (kept.cluster.leads() && kept.ticket == uint32_t(rows) - 1)
-                clear_counter(order.counter);
+            if (kept.leads() && kept.ticket == uint32_t(rows) - 1) clear_counter(order.counter);
         r = after;
-        after = Order::counts ? 2 * step + Number(kept.cluster.told()) : after + step;
+        after = Order::counts ? 2 * step + Number(kept.told_ticket()) : after + step;
     }
 }
 
@@ -274,16 +309,16 @@ __device__ __forceinline__ void cross_entropy_kept(const Grid& grid, Make make, 
                                                    A scale, Order order) {
     typedef KeptOf<A, Team, Shape, Make> Of;
     typedef typename Of::Row Row;
-    const auto one = [&](typename Of::Rows& kept, int64_t r, const Row& row, const Row& next,
-                         bool here) {
-        const bool leads = kept.cluster.leads();
+    __shared__ A of_label;
+    const auto begin = [&](int64_t r, const Row& row) {
         const int64_t named = labels(r);
         const int label = named >= 0 && named < Shape::n ? int(named) : -1;
         // Read before its gradient takes its place, and out of registers, which are few.
-        __shared__ A of_label;
-        if (label >= 0 && leads) of_label = row(label);
-        const A most = kept.most(row), sum = kept.sum(row, most, next, here);
-        if (leads) {
+        if (label >= 0 && Of::Rows::leads()) of_label = row(label);
+        return label;
+    };
+    const auto end = [&](typename Of::Rows& kept, int64_t r, A most, A sum, int label) {
+        if (kept.leads()) {
             const A nan = static_cast<A>(scalar::from_bits(0x7fc00000u));
             loss(r,
                  label >= 0 ? scalar::cross_entropy_loss(of_label, most, scalar::log(sum)) : nan);
@@ -306,7 +341,7 @@ __device__ __forceinline__ void cross_entropy_kept(const Grid& grid, Make make, 
         else
             put_shares<false>(kept, out, share);
     };
-    each_kept<A, Team, Shape>(grid, make, one, order);
+    each_kept<A, Team, false, Shape>(grid, make, begin, end, order);
 }
 
 /// Near: what kept.low says of the turn.
@@ -344,19 +379,15 @@ template <class A, class Team, bool Masked, class Shape, class Make, class Put, 
 __device__ __forceinline__ void softmax_kept(const Grid& grid, Make make, Put put, Order order) {
     typedef KeptOf<A, Team, Shape, Make> Of;
     typedef typename Of::Row Row;
-    const auto one = [&](typename Of::Rows& kept, int64_t r, const Row& row, const Row& next,
-                         bool here) {
-        A most = kept.most(row);
-        if constexpr (Masked) most = scalar::masked_most(most);
-        A sum = kept.sum(row, most, next, here);
-        if constexpr (Masked) sum = scalar::masked_sum(sum);
+    const auto begin = [](int64_t, const Row&) { return 0; };
+    const auto end = [&](typename Of::Rows& kept, int64_t r, A, A sum, int) {
         const auto out = put(r);
         if (out.template together<4>())
             put_quotients<true, Team>(kept, out, sum);
         else
             put_quotients<false, Team>(kept, out, sum);
     };
-    each_kept<A, Team, Shape>(grid, make, one, order);
+    each_kept<A, Team, Masked, Shape>(grid, make, begin, end, order);
 }
 
 }  // namespace aicf

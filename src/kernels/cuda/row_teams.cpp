@@ -186,7 +186,7 @@ KeptTeam kept_team(const LoweredOp& op, const RowOp& row, const Limits& limits) 
     const int64_t each = team.warps * team.blocks, turns = ceil_div(leaves, each),
                   most = (turns - 1) * team.warps +
                          std::min(team.warps, leaves - (turns - 1) * each);  // of a block
-    team.bytes = 4 * (most * kTreeLeaf + (turns + 1) * each) + 32;
+    team.bytes = 4 * (most * kTreeLeaf + 2 * each * ((turns + 2) / 2 * 2 + 1)) + 32;
     team.type = cat("KeptTeam<", team.warps, ", ", team.blocks, ", ",
                     x.dtype == DType::bf16 ? "true>, " : "false>, ");
     return team;
