@@ -1,7 +1,6 @@
 """Cross entropy on a GPU: what stays in the launch that makes a loss and its gradient."""
 
 import json
-import math
 import re
 
 import aicf
@@ -158,7 +157,9 @@ def test_kernels_of_weighted_losses_compile_and_on_hopper_spill_little(n, arch):
         kept = arch == "sm_90a" and 16384 < n <= 57344
         assert ("cross_entropy_kept<" in programs[0]) == kept
         log = _core.cuda_log(programs[0], arch)
-        most = math.inf if arch == "sm_80" else 4 if n == 57344 else 0  # a row a block: 80 registers
+        most = 4 if n == 57344 else 0  # a row a block, of 80 registers a thread
+        if arch == "sm_80":
+            continue
         assert int(re.search(r" (\d+) bytes spill stores", log)[1]) <= most, (n, by)
 
 
