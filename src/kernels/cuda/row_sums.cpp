@@ -51,6 +51,7 @@ class RowSumsText {
         check(fits(), "cuda: sums beside a row op of another form");
         const BlockLayout layout(group_);
         text_.includes = {"row_sums.cuh"};
+        text_.begins = true;
         text_.name = cat(kernel_stem(op_), "_sums_", dtype_abbrev(row_.x->dtype));
         for (size_t k = 0; k < group_.members.size(); k++) part(k);
         rows(layout);

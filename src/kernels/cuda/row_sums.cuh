@@ -340,6 +340,10 @@ __device__ __forceinline__ void normalize_bwd_parts(const Grid& grid, A* const (
     Sames same(bytes + Totals::words * int(sizeof(A)) + Coming::bytes(Threads));
     A* const held =
         reinterpret_cast<A*>(bytes + Coming::bytes(Threads) + Sames::bytes) + Totals::words;
+    Team team{reinterpret_cast<A*>(bytes)};
+    Taken<Team::blocks> taken(place);
+    Totals totals(reinterpret_cast<A*>(bytes));
+    begin_kernel();
     Same first[pieces];
     if (Sames::puts())
         each_piece<Row>([&](int k, int i) { first[k] = make(0).template alike<V, Together>(i); });
@@ -356,9 +360,6 @@ __device__ __forceinline__ void normalize_bwd_parts(const Grid& grid, A* const (
         }
     }
     if (Sames::puts()) each_piece<Row>([&](int k, int) { same.at(k) = first[k]; });
-    Team team{reinterpret_cast<A*>(bytes)};
-    Taken<Team::blocks> taken(place);
-    Totals totals(reinterpret_cast<A*>(bytes));
     if constexpr (Team::blocks > 1) {
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
         meet_cluster();
