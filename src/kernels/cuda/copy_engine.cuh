@@ -148,15 +148,20 @@ __device__ __forceinline__ void copy_box_among(uint32_t to, const void* map, int
         "l"(map), "r"(x), "r"(y), "r"(z), "r"(barrier), "h"(uint16_t(blocks))
         : "memory");
 }
-/// Bytes that lie side by side, of which other threads' writes were acquired before.
-__device__ __forceinline__ void copy_bytes(uint32_t to, const void* from, uint32_t bytes,
-                                           uint32_t barrier) {
-    asm volatile("fence.proxy.async.global;" ::: "memory");
+/// Bytes that lie side by side, which the kernel does not write.
+__device__ __forceinline__ void copy_kept_bytes(uint32_t to, const void* from, uint32_t bytes,
+                                                uint32_t barrier) {
     asm volatile(
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
             "r"(to),
         "l"(from), "r"(bytes), "r"(barrier)
         : "memory");
+}
+/// The same, of which other threads' writes were acquired before.
+__device__ __forceinline__ void copy_bytes(uint32_t to, const void* from, uint32_t bytes,
+                                           uint32_t barrier) {
+    asm volatile("fence.proxy.async.global;" ::: "memory");
+    copy_kept_bytes(to, from, bytes, barrier);
 }
 __device__ __forceinline__ void fetch_map(const void* map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");

@@ -41,7 +41,7 @@ class RowSumsText {
         for (size_t i = 0; i < op_.body.size() && i < row_.at; i++)
             if (op_.body[i].outputs[0] < static_cast<int>(op_.inputs.size() + op_.outputs.size()))
                 return false;  // what the rows are made of is stored, too
-        if (!choose()) return false;
+        if (!(copies() && choose(true)) && !choose(false)) return false;
         const std::vector<int> all = read();
         return std::all_of(all.begin(), all.end(),
                            [&](int k) { return side_by_side(op_.inputs[static_cast<size_t>(k)]); });
@@ -51,6 +51,7 @@ class RowSumsText {
         check(fits(), "cuda: sums beside a row op of another form");
         const BlockLayout layout(group_);
         text_.includes = {"row_sums.cuh"};
+        text_.begins = true;
         text_.name = cat(kernel_stem(op_), "_sums_", dtype_abbrev(row_.x->dtype));
         for (size_t k = 0; k < group_.members.size(); k++) part(k);
         rows(layout);
@@ -65,7 +66,7 @@ class RowSumsText {
         text_.body +=
             cat("    normalize_bwd_sums<float, ", team_, ", ",
                 row_.attrs->flag("center") ? "true" : "false", ", ", sums_, ", ", parts_, ", ",
-                text_.threads, ", ", stored_, behind_ ? ", true" : ", false",
+                text_.threads, ", ", stored_, behind_ ? ", true, " : ", false, ", slots_,
                 ", @_0_Shape>(grid, parts, ", first, ".template ptr<uint32_t>(",
                 BlockLayout(group_.members[1]).tail, "), @_Make{block}, @_0_One1{",
                 member(0, layout), "}, @_0_Put{", member(0, layout), "}, @_Ends{block});\n}\n");
@@ -137,38 +138,55 @@ class RowSumsText {
         return {all.begin(), all.end()};
     }
 
-    /// The team, and into how many parts a leaf's rows are cut: so many that all processors have
-    /// some to do, and that what waits has room in shared memory.
-    bool choose() {
-        int64_t lanes = 32, warps = 1, lines = 4;
+    /// The team, whose rows come to shared memory or to registers, and into how many parts a leaf's
+    /// rows are cut: so many that all processors have some to do, and that what waits has room in
+    /// shared memory.
+    bool choose(bool to_shared) {
+        int64_t lanes = 32, warps = 1, pieces = 4;
         const bool few = row_.n <= 2 * kTreeLanes;
         side_ = few && row_.n % 8 == 0 && !wide() ? 8 : 4;
         if (leaves_ == 1) {
             lanes = 1;
             while (lanes * side_ < std::min(row_.n, kTreeLanes)) lanes *= 2;
-            lines = ceil_div(row_.n, kTreeLanes);
+            // Two pieces a thread take fewer exchanges, and instructions, of an element.
+            if (to_shared && lanes * side_ == row_.n && lanes > 1) lanes /= 2;
+            pieces = ceil_div(row_.n, lanes * side_);
             team_ = cat("HolderOf<float, ", row_.n, ", ", lanes, ", 1, false, ", side_, ">");
         } else {
             if (leaves_ > kBlockLeaves) text_.cluster = 2;
-            warps = leaves_ > kWarpLeaves ? ceil_div(leaves_, text_.cluster) : 1;
+            if (leaves_ > kWarpLeaves)
+                warps = ceil_div(leaves_, text_.cluster);
+            else
+                pieces = ceil_div(row_.n, kTreeLanes);
             team_ = cat("HolderOf<float, ", row_.n, ", 32, ", warps,
                         text_.cluster > 1 ? cat(", false, 4, ", text_.cluster) : "", ">");
         }
+        const int64_t each = pieces * side_;
         text_.threads = static_cast<int>(warps > 1 ? 32 * warps : kThreads);
-        const int64_t teams = warps > 1 ? 1 : text_.threads / lanes,
-                      each = (warps > 1 ? 1 : leaves_) * lines * side_,
-                      wait = sums_ * each * text_.threads * 4;  // bytes of a subtree
-        // What is on its way of elements of 4 bytes takes as many registers again. With one sum of
-        // a row and one of columns a fourth block has room (a norm without a mean of 1048576x64
-        // took an H200 177 us with its gradients for 187; with a mean 197 for 194).
-        const bool slim = sums_ == 1 && !row_.attrs->flag("center");
-        const int64_t taken = wide() ? each * 3 / 2 : each, registers = taken <= 8 ? slim ? 64 : 80
-                                                                        : taken <= 16 ? 128
-                                                                                      : 255;
+        int64_t registers = 255;
+        if (to_shared) {
+            if (each <= kSumsElements) registers = 128;
+            if (each <= kSumsElements && lanes == 32) text_.threads = 2 * kThreads;
+        } else {
+            // What is on its way of elements of 4 bytes takes as many registers again. With one sum
+            // of a row and one of columns a fourth block has room (a norm without a mean of
+            // 1048576x64 took an H200 177 us with its gradients for 187; with a mean 197 for 194).
+            const bool slim = sums_ == 1 && !row_.attrs->flag("center");
+            const int64_t taken = wide() ? each * 3 / 2 : each;
+            if (taken <= 16) registers = taken > 8 ? 128 : slim ? 64 : 80;
+        }
         text_.resident = static_cast<int>(kSumsRegisters / (registers * text_.threads));
         if (text_.resident < 1 || limits_.processors < text_.cluster) return false;
-        const int64_t count = row_.attrs->flag("center") ? 2 : 1;  // sums of a row
-        behind_ = narrow() && leaves_ > 1;
+        slots_ = to_shared ? 1 : 0;
+        if (to_shared)
+            while (2 * slots_ <= kSumsSlots &&
+                   2 * slots_ * text_.resident * coming_rows(lanes) <= kSumsComing)
+                slots_ *= 2;
+        const int64_t teams = warps > 1 ? 1 : text_.threads / lanes,
+                      wait = sums_ * each * text_.threads * 4,  // bytes of a subtree
+            count = row_.attrs->flag("center") ? 2 : 1,         // sums of a row
+            coming = to_shared ? coming_bytes(lanes, pieces) : 0;
+        behind_ = narrow() && leaves_ > 1 && !to_shared;
         double best = 0;  // the share of blocks' time that is work
         for (int64_t parts = 1; teams * parts <= kTreeLanes; parts *= 2) {
             int64_t levels = 0;
@@ -176,7 +194,7 @@ class RowSumsText {
             const int64_t held =
                               std::max({levels * wait, teams > 1 ? teams * sums_ * row_.n * 4 : 0,
                                         int64_t{4} * text_.threads}),
-                          shared = held + (warps > 1 ? 16 * count * leaves_ + 32 : 0),
+                          shared = held + coming + (warps > 1 ? 16 * count * leaves_ + 32 : 0),
                           units = ceil_div(rows_, kTreeLeaf) * parts,
                           teams_of_all =
                               int64_t{limits_.processors} * text_.resident / text_.cluster;
@@ -190,6 +208,48 @@ class RowSumsText {
             text_.blocks = std::min(units, teams_of_all) * text_.cluster;
         }
         return best > 0;
+    }
+
+    /// Whether a row has elements of its own of it.
+    bool copied(const View& view) const {
+        return view.strides[row_.axis] != 0 && !same_for_all(view);
+    }
+    /// Whether the copy engine can bring rows, which it does in multiples of 16 bytes.
+    bool copies() const {
+        if (!narrow() || leaves_ > kWarpLeaves) return false;
+        const std::vector<int> all = read();
+        return std::all_of(all.begin(), all.end(), [&](int k) {
+            const View& view = op_.inputs[static_cast<size_t>(k)];
+            const int64_t size = dtype_size(view.dtype);
+            return !copied(view) || (row_.n * size % 16 == 0 && alike(view) * size == 16);
+        });
+    }
+    /// Bytes of a block's rows, one of each team.
+    int64_t coming_rows(int64_t lanes) const {
+        int64_t each = 0;
+        for (int k : read())
+            if (const View& view = op_.inputs[static_cast<size_t>(k)]; copied(view))
+                each += dtype_size(view.dtype);
+        return text_.threads / lanes * row_.n * each;
+    }
+    /// Of a block's shared memory, for rows that come, warps' barriers, and what all rows have in
+    /// common, of which a thread's share of a piece takes multiples of 16 bytes at most.
+    int64_t coming_bytes(int64_t lanes, int64_t pieces) const {
+        int64_t same = 0;
+        for (int k : read())
+            if (const View& view = op_.inputs[static_cast<size_t>(k)]; same_for_all(view))
+                same += ceil_div(side_ * dtype_size(view.dtype), 16) * 16;
+        return slots_ * coming_rows(lanes) + text_.threads / 32 * ((8 * slots_ + 15) / 16 * 16) +
+               pieces * lanes * std::max<int64_t>(same, 16);
+    }
+    /// Whether rows lie one behind the other.
+    bool dense(const View& view) const {
+        int64_t apart = row_.n;
+        for (int axis = row_.axis - 1; axis >= 0; axis--) {
+            if (view.shape[axis] > 1 && view.strides[axis] != apart) return false;
+            apart *= view.shape[axis];
+        }
+        return true;
     }
 
     /// A member's block, functions and structs; what its sums leave.
@@ -216,6 +276,10 @@ class RowSumsText {
         const BlockLayout own(op_);
         std::string fields, together, makes, opens;
         std::string stored[2], loads[2];  // of rows, and what is the same for all of them
+        std::string beside, beside_loads, copies, with;
+        int64_t before = 0;  // bytes
+        bool in_line = true;
+        const auto comma = [](const std::string& text) { return text.empty() ? "" : ", "; };
         for (int k : read()) {
             const View& view = op_.inputs[static_cast<size_t>(k)];
             const char* e = cuda_type(view.dtype);
@@ -223,8 +287,21 @@ class RowSumsText {
             const std::string type = cat("Stored<", e, ", @_0_Elem", k, "::step == 0 ? 1 : V>");
             fields += cat("    const ", e, "* x", k, ";\n");
             stored[same] += cat("        ", type, " x", k, ";\n");
-            loads[same] += cat(loads[same].empty() ? "" : ", ", type, "::template load<Together>(x",
-                               k, " + @_0_Elem", k, "::at(i))");
+            loads[same] += cat(comma(loads[same]), type, "::template load<Together>(x", k,
+                               " + @_0_Elem", k, "::at(i))");
+            if (copied(view)) {
+                const int64_t size = dtype_size(view.dtype);
+                copies += cat("        body(x", k, ", ", size, ", ", before, ");\n");
+                with += cat(comma(with), type, "::template load<true>(reinterpret_cast<const ", e,
+                            "*>(place(", size, ", ", before, ")))");
+                before += size;
+                in_line = in_line && dense(view);
+            } else if (!same) {
+                beside += cat("        Stored<", e, ", 1> x", k, ";\n");
+                beside_loads +=
+                    cat(comma(beside_loads), "Stored<", e, ", 1>::template load<true>(x", k, ")");
+                with += cat(comma(with), "beside.x", k);
+            }
             together += cat(" && (@_0_Elem", k, "::step == 0 || aligned_for<V>(x", k, "))");
             makes += cat(", ", member(0, layout), ".template ptr<const ", e, ">(",
                          own.operand[static_cast<size_t>(k)], ") + @_0_In", k, "::at(r)");
@@ -235,9 +312,11 @@ class RowSumsText {
                 same ? "same" : "some", ".x", k, ", b", k, ");\n");
         }
         text_.body += cat(
-            "struct @_Row {\n    const @_Block& block;\n", fields,
-            "    template <int V>\n    struct Some {\n", stored[0],
-            "    };\n    template <int V>\n    struct Same {\n", stored[1],
+            "struct @_Row {\n    static constexpr int copied = ", before,
+            ";\n    static constexpr bool in_line = ", in_line ? "true" : "false",
+            ";\n    const @_Block& block;\n", fields, "    template <int V>\n    struct Some {\n",
+            stored[0], "    };\n    template <int V>\n    struct Same {\n", stored[1],
+            "    };\n    struct Beside {\n", beside,
             "    };\n    template <int V>\n    __device__ __forceinline__ bool together() const {\n"
             "        return true",
             together,
@@ -247,6 +326,14 @@ class RowSumsText {
             "};\n    }\n    template <int V, bool Together>\n    __device__ __forceinline__ "
             "Same<V> alike(int64_t i) const {\n        return {",
             loads[1],
+            "};\n    }\n    __device__ __forceinline__ Beside beside() const {\n        return {",
+            beside_loads,
+            "};\n    }\n    template <class Body>\n    __device__ __forceinline__ void "
+            "each_copied(const Body& body) const {\n",
+            copies,
+            "    }\n    template <int V, class Place>\n    __device__ __forceinline__ Some<V> "
+            "with(const Place& place, const Beside& beside) const {\n        return {",
+            with,
             "};\n    }\n    template <int V>\n    __device__ __forceinline__ void open(const "
             "Some<V>& some, const Same<V>& same, ",
             piece_type(), "y", piece_end(), ", ", piece_type(), "dy", piece_end(),
@@ -320,6 +407,7 @@ class RowSumsText {
     const std::string stored_;  // the type of what is kept of a row's elements
     std::string team_;
     int64_t side_ = 4, parts_ = 1, units_ = 0;
+    int64_t slots_ = 0;    // of rows that come to shared memory
     bool behind_ = false;  // a row's gradient is made after the sums of the next
     KernelText text_;
 };

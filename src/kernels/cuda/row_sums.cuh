@@ -5,7 +5,7 @@
 #pragma once
 
 #include "columns.cuh"
-#include "copy_engine.cuh"
+#include "coming_rows.cuh"
 #include "nn.cuh"
 #include "twos.cuh"
 
@@ -45,13 +45,13 @@ struct LanesOf {
 template <class A, class Row, int Sums, int Threads>
 struct ColumnSums {
     static constexpr int V = Row::side, pieces = Row::turns * Row::lines, fours = V / 4;
-    static constexpr int level = Sums * pieces * V * Threads;  // elements of shared memory
     typedef Pack<A, 4> Four;
     A now[Sums][pieces][V];
 
     __device__ __forceinline__ static Four& at(A* held, int depth, int sum, int piece, int four) {
         return reinterpret_cast<Four*>(
-            held)[(((depth * Sums + sum) * pieces + piece) * fours + four) * Threads + threadIdx.x];
+            held)[(((depth * Sums + sum) * Row::some + piece) * fours + four) * Threads +
+                  threadIdx.x];
     }
     /// body(four of now, sum, piece, four)
     template <class Body>
@@ -270,52 +270,102 @@ struct StoredRow<float, Row> {
     }
 };
 
+/// How a team's rows come: `Slots` of them to shared memory, or one to registers.
+template <class Team, class Made, int N, int Slots, bool Together>
+struct ComingRows {
+    typedef RowsToShared<Team, Made, N, Slots, Together> type;
+};
+template <class Team, class Made, int N, bool Together>
+struct ComingRows<Team, Made, N, 0, Together> {
+    typedef RowsToRegisters<Team, Made, Together> type;
+};
+
+/// What is the same for all rows: a thread's pieces in registers, or those of all lanes of a team
+/// in shared memory.
+template <class Row, class Same, bool Shared, int Lanes>
+struct SameOfRows {
+    static constexpr int bytes = 0;
+    Same same[Row::turns * Row::lines];
+    __device__ __forceinline__ explicit SameOfRows(char*) {}
+    __device__ __forceinline__ Same& at(int k) { return same[k]; }
+    __device__ __forceinline__ static bool puts() { return true; }
+};
+template <class Row, class Same, int Lanes>
+struct SameOfRows<Row, Same, true, Lanes> {
+    static constexpr int bytes = (Row::some * Lanes * int(sizeof(Same)) + 15) / 16 * 16;
+    Same* const same;
+    __device__ __forceinline__ explicit SameOfRows(char* shared)
+        : same(reinterpret_cast<Same*>(shared) + threadIdx.x % Lanes) {}
+    __device__ __forceinline__ Same& at(int k) { return same[k * Lanes]; }
+    __device__ __forceinline__ static bool puts() { return threadIdx.x < Lanes; }
+};
+
 /// normalize_bwd_sums where V neighbours may move together, or may not.
 template <class A, class Team, bool Center, int Sums, int Parts, int Threads, class E, bool Behind,
-          bool Together, class Shape, class Make, class Rstd, class Put, class Ends>
+          int Slots, bool Together, class Shape, class Make, class Rstd, class Put, class Ends>
 __device__ __forceinline__ void normalize_bwd_parts(const Grid& grid, A* const (&parts)[Sums],
                                                     uint32_t* counters, Make make, Rstd rstd,
                                                     Put put, Ends ends) {
     typedef typename Team::Row Row;
     constexpr int V = Row::side, pieces = Row::turns * Row::lines, n = int(Shape::n);
-    typedef typename decltype(make(0))::template Some<V> Some;
-    typedef typename decltype(make(0))::template Same<V> Same;
+    typedef decltype(make(0)) Made;
+    typedef typename Made::template Same<V> Same;
+    typedef typename ComingRows<Team, Made, n, Slots, Together>::type Coming;
     constexpr int teams = Team::count(Threads),
                   leaves = int((Shape::rows + kTreeLeaf - 1) / kTreeLeaf), units = leaves * Parts;
     typedef LanesOf<teams * Parts> Lanes;
     typedef ColumnSums<A, Row, Sums, Threads> Columns;
     typedef RowTotals<A, Team, Center> Totals;
+    constexpr int total = 4 * Lanes::count;  // rows of a team in a unit
+    static_assert(Coming::ahead <= total);
     constexpr bool even = Shape::rows % kTreeLeaf == 0;
     typedef typename RowNumber<(Shape::rows < (1 << 30))>::type Number;
     extern __shared__ __align__(16) char bytes[];
     __shared__ __align__(16) uint32_t place[4];
-    A* const held = reinterpret_cast<A*>(bytes) + Totals::words;
+    Coming coming(bytes + Totals::words * int(sizeof(A)));
+    const int own = teams == 1 ? 0 : int(threadIdx.x) / (Threads / teams);
+
+    const auto exists = [&](Number r) { return even || r < Number(Shape::rows); };
+    const auto first_of = [&](int unit) {
+        return Number(leaves - 1 - unit / Parts) * Number(kTreeLeaf) + own * Parts + unit % Parts;
+    };
+    const auto made = [&](Number r) { return make(exists(r) ? r : Number(Shape::rows - 1)); };
+    A next_scale = A(0);
+    const auto load_beside = [&](Number r) {
+        r = (exists(r) ? r : Number(Shape::rows - 1)) + own_zero();
+        coming.ask_beside(make(r));
+        next_scale = rstd(r);
+    };
+    typedef SameOfRows<Row, Same, (Slots > 0), Team::lanes> Sames;
+    Sames same(bytes + Totals::words * int(sizeof(A)) + Coming::bytes(Threads));
+    A* const held =
+        reinterpret_cast<A*>(bytes + Coming::bytes(Threads) + Sames::bytes) + Totals::words;
     Team team{reinterpret_cast<A*>(bytes)};
     Taken<Team::blocks> taken(place);
     Totals totals(reinterpret_cast<A*>(bytes));
+    begin_kernel();
+    Same first[pieces];
+    if (Sames::puts())
+        each_piece<Row>([&](int k, int i) { first[k] = make(0).template alike<V, Together>(i); });
+    // Blocks, or clusters, begin with a unit each.
+    const int begun = int(grid.blocks / Team::blocks);
+    int unit = int(grid.block / Team::blocks);
+    Number asked_from = first_of(unit), rows[Coming::ahead + 1];  // this row and those that come
+    if (unit < units) {
+        load_beside(asked_from + Lanes::row(0));
+#pragma unroll
+        for (int k = 0; k < Coming::ahead; k++) {
+            rows[k] = asked_from + Lanes::row(k);
+            coming.template ask<Parts, even>(made, rows[k], k);
+        }
+    }
+    if (Sames::puts()) each_piece<Row>([&](int k, int) { same.at(k) = first[k]; });
     if constexpr (Team::blocks > 1) {
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
         meet_cluster();
     } else {
         __syncthreads();
     }
-    taken.ask(counters);
-    const int own = teams == 1 ? 0 : int(threadIdx.x) / (Threads / teams);
-    Same same[pieces];
-    each_piece<Row>([&](int k, int i) { same[k] = make(0).template alike<V, Together>(i); });
-
-    const auto exists = [&](Number r) { return even || r < Number(Shape::rows); };
-    const auto first_of = [&](int unit) {
-        return Number(leaves - 1 - unit / Parts) * Number(kTreeLeaf) + own * Parts + unit % Parts;
-    };
-    Some next[pieces];
-    A next_scale = A(0);
-    const auto load = [&](Number r) {
-        r = exists(r) ? r : Number(Shape::rows - 1);
-        const auto row = make(r);
-        each_piece<Row>([&](int k, int i) { next[k] = row.template across<V, Together>(i); });
-        next_scale = rstd(r + own_zero());
-    };
     struct Begun {
         StoredRow<E, Row> v, g;
         typename Totals::Known known;
@@ -339,27 +389,27 @@ __device__ __forceinline__ void normalize_bwd_parts(const Grid& grid, A* const (
         else
             team.put(dx, out);
     };
-    uint32_t number = 0;  // of rows
-    taken.tell();
-    int unit = taken.next();
-    if constexpr (teams > 1) __syncthreads();
-    if (unit < units) load(first_of(unit) + Lanes::row(0));
+    uint32_t turn = 0;  // of rows, four at a time
     while (unit < units) {
         const int leaf = leaves - 1 - unit / Parts, part = unit % Parts;
-        const Number first = first_of(unit);
         Columns sums;
 #pragma unroll 1
-        for (int i = 0; i < Lanes::count; i++) {
+        for (int i = 0; i < Lanes::count; i++, turn++) {
             sums.clear();
-#pragma unroll(Together && pieces * V <= 8 ? 4 : 1)
-            for (int j = 0; j < 4; j++, number++) {
-                const auto row = make(0);
+#pragma unroll(Together&& Slots == 0 && pieces * V <= 8 ? 4 : 1)
+            for (int j = 0; j < 4; j++) {
+                const int at = 4 * i + j;
+                const uint32_t number = 4 * turn + j;
+                const Made row = make(0);
                 Begun now = {};
-                now.r = first + Lanes::row(4 * i + j);
+                now.r = rows[0];
                 const bool there = exists(now.r);
-                each_piece<Row>([&](int k, int) {
+                coming.wait(number);
+                now.scale = next_scale;
+                each_piece<Row>([&](int k, int i) {
                     A t[Sums][V];
-                    row.open(next[k], same[k], now.v.piece[k], now.g.piece[k], t);
+                    row.open(coming.get(row, number, k, i), same.at(k), now.v.piece[k],
+                             now.g.piece[k], t);
 #pragma unroll
                     for (int s = 0; s < Sums; s++)
 #pragma unroll
@@ -368,14 +418,19 @@ __device__ __forceinline__ void normalize_bwd_parts(const Grid& grid, A* const (
                             if (there) sum = sum + t[s][c];
                         }
                 });
-                now.scale = next_scale;
-                if (j == 0 && i == 0) taken.ask(counters);
-                if (j < 3 || i + 1 < Lanes::count) {
-                    load(first + Lanes::row(4 * i + j + 1));
-                } else {
-                    unit = taken.next();
-                    if (unit < units) load(first_of(unit) + Lanes::row(0));
+                coming.done();
+                if (at == 0 && begun < units) taken.ask(counters);
+                if (at == total - Coming::ahead) {
+                    unit = begun < units ? begun + taken.next() : units;
+                    if (unit < units) asked_from = first_of(unit);
                 }
+                rows[Coming::ahead] = asked_from + Lanes::row((at + Coming::ahead) % total);
+                load_beside(rows[1]);
+                if (unit < units)
+                    coming.template ask<Parts, even>(made, rows[Coming::ahead],
+                                                     number + Coming::ahead);
+#pragma unroll
+                for (int k = 0; k < Coming::ahead; k++) rows[k] = rows[k + 1];
                 now.known = totals.show(team, now.v.row(), now.g.row(), number);
                 if constexpr (Behind) {
                     // A warp makes something of nothing before its first row, rather than wait at a
@@ -385,7 +440,7 @@ __device__ __forceinline__ void normalize_bwd_parts(const Grid& grid, A* const (
                 } else {
                     finish(now, number, true);
                 }
-                if (j == 1 && i == 0) taken.tell();
+                if (at == (Coming::ahead < total - 1 ? 1 : 0) && begun < units) taken.tell();
             }
             if (i + 1 < Lanes::count) sums.carry(held, i);
         }
@@ -397,8 +452,10 @@ __device__ __forceinline__ void normalize_bwd_parts(const Grid& grid, A* const (
             for (int s = 0; s < Sums; s++) sums.put(parts[s] + to, s);
         } else {
             __syncthreads();  // all are done with subtrees
+            // Where they go is no register's business while rows are taken.
+            A* const to_join = held + int(aicf::held(uint32_t(own))) * Sums * n;
 #pragma unroll
-            for (int s = 0; s < Sums; s++) sums.put(held + (own * Sums + s) * n, s);
+            for (int s = 0; s < Sums; s++) sums.put(to_join + s * n, s);
             __syncthreads();
 #pragma unroll
             for (int s = 0; s < Sums; s++)
@@ -412,7 +469,7 @@ __device__ __forceinline__ void normalize_bwd_parts(const Grid& grid, A* const (
         __syncthreads();
         if (threadIdx.x == 0) add_release(counters + 1, 1u);
     }
-    if (Behind && number > 0) finish(before, number - 1, true);
+    if (Behind && turn > 0) finish(before, 4 * turn - 1, true);
     if constexpr (Team::blocks > 1) sync_cluster();  // none is gone while others send to it
     constexpr int columns = units > 1024  ? 8
                             : units > 512 ? 16
@@ -435,18 +492,22 @@ __device__ __forceinline__ void normalize_bwd_parts(const Grid& grid, A* const (
 /// leaf's rows are Parts parts. `Behind`: a row's gradient is made once the sums of the next row
 /// have begun, so that nothing waits for its own. Three counters.
 template <class A, class Team, bool Center, int Sums, int Parts, int Threads, class E, bool Behind,
-          class Shape, class Make, class Rstd, class Put, class Ends>
+          int Slots, class Shape, class Make, class Rstd, class Put, class Ends>
 __device__ __forceinline__ void normalize_bwd_sums(const Grid& grid, A* const (&parts)[Sums],
                                                    uint32_t* counters, Make make, Rstd rstd,
                                                    Put put, Ends ends) {
     constexpr int V = Team::Row::side;
     bool together = make(0).template together<V>();
     if constexpr (decltype(put(0))::spans) together = together && put(0).template together<V>();
+    if constexpr (Slots > 0)
+        make(0).each_copied([&](const void* x, int, int) {
+            together = together && reinterpret_cast<uint64_t>(x) % 16 == 0;
+        });
     if (together)
-        normalize_bwd_parts<A, Team, Center, Sums, Parts, Threads, E, Behind, true, Shape>(
+        normalize_bwd_parts<A, Team, Center, Sums, Parts, Threads, E, Behind, Slots, true, Shape>(
             grid, parts, counters, make, rstd, put, ends);
     else
-        normalize_bwd_parts<A, Team, Center, Sums, Parts, Threads, E, Behind, false, Shape>(
+        normalize_bwd_parts<A, Team, Center, Sums, Parts, Threads, E, Behind, Slots, false, Shape>(
             grid, parts, counters, make, rstd, put, ends);
 }
 

@@ -22,6 +22,8 @@ struct Held {
         together = own * Blocks, turns = (leaves + together - 1) / together,
                          span = Lanes * V < int(kTreeLanes) ? Lanes * V : int(kTreeLanes),
                          lines = N >= kTreeLeaf ? 4 : int((N + span - 1) / span);
+    /// Pieces of V elements that a thread may have something of, turn after turn.
+    static constexpr int some = Warps > 1 ? turns * lines : int((N + span - 1) / span);
     static constexpr bool short_lines = lines > 1 && span < int(kTreeLanes);  // which halve, too
     static_assert(!short_lines || (lines & (lines - 1)) == 0);
     static constexpr bool whole =  // no thread's share reaches beyond the row

@@ -91,6 +91,11 @@ constexpr int64_t kBriefWarps = 4, kBriefRows = 3;
 // least, of float32 twice as many (1024x1024 took 17.2 us for 13.7); registers and bytes of shared
 // memory of a processor that blocks share.
 constexpr int64_t kSumsTerms = 32, kSumsLeaves = 32, kBlockLeaves = 8, kSumsWork = 1 << 20;
+// Of those whose rows a warp takes, or a part of one, and which come to shared memory: elements of
+// a thread up to which 16 warps of a processor have the registers; rows of a team at most, and
+// bytes of a processor, that are on their way (96 KB of 16384x768 took 42.5 us for the 41.6 of 48
+// KB, 32 KB of 65536x1024 187.9 for the 179.4 of 64 KB, 96 KB 183.7).
+constexpr int64_t kSumsElements = 24, kSumsSlots = 4, kSumsComing = 64 << 10;
 constexpr int64_t kSumsRegisters = 65536, kSumsShared = 224 << 10;
 constexpr int64_t kFullWarps = 32;      // of a processor, from which on a warp takes two leaves
 constexpr int64_t kSoonWarps = 8;       // of a processor, up to which they exchange more, sooner
