@@ -60,6 +60,7 @@ class RowText {
     }
 
     std::string parts() {
+        filled_ = {};  // another team takes the rows
         for (int number = 0; number < outer_; number++) place(number);
         for (int position = 0; position < row_.takes; position++) {
             const int number = row_.operands[static_cast<size_t>(position)];
@@ -688,7 +689,7 @@ class RowText {
     const bool norm_;
     const KeptTeam kept_;
     const bool alone_;
-    const FilledTeam filled_;
+    FilledTeam filled_;
     const int64_t rows_;
     Team team_;
     bool ahead_;                   // rows are read while their team is at the one before

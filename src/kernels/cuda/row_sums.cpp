@@ -41,7 +41,9 @@ class RowSumsText {
         for (size_t i = 0; i < op_.body.size() && i < row_.at; i++)
             if (op_.body[i].outputs[0] < static_cast<int>(op_.inputs.size() + op_.outputs.size()))
                 return false;  // what the rows are made of is stored, too
-        if (!(copies() && choose(true)) && !choose(false)) return false;
+        if (leaves_ > kWarpLeaves ? !choose_blocks()
+                                  : !(copies() && choose(true)) && !choose(false))
+            return false;
         const std::vector<int> all = read();
         return std::all_of(all.begin(), all.end(),
                            [&](int k) { return side_by_side(op_.inputs[static_cast<size_t>(k)]); });
@@ -50,8 +52,8 @@ class RowSumsText {
     KernelText text() {
         check(fits(), "cuda: sums beside a row op of another form");
         const BlockLayout layout(group_);
-        text_.includes = {"row_sums.cuh"};
-        text_.begins = true;
+        text_.includes = {turn_ > 0 ? "row_sums_blocks.cuh" : "row_sums.cuh"};
+        text_.begins = turn_ == 0;
         text_.name = cat(kernel_stem(op_), "_sums_", dtype_abbrev(row_.x->dtype));
         for (size_t k = 0; k < group_.members.size(); k++) part(k);
         rows(layout);
@@ -64,12 +66,13 @@ class RowSumsText {
                          ".template ptr<float>(16)");
         text_.body += cat("    float* const parts[] = {", parts, "};\n");
         text_.body +=
-            cat("    normalize_bwd_sums<float, ", team_, ", ",
+            cat("    normalize_bwd_", turn_ > 0 ? "block_" : "", "sums<float, ", team_, ", ",
                 row_.attrs->flag("center") ? "true" : "false", ", ", sums_, ", ", parts_, ", ",
                 text_.threads, ", ", stored_, behind_ ? ", true, " : ", false, ", slots_,
-                ", @_0_Shape>(grid, parts, ", first, ".template ptr<uint32_t>(",
-                BlockLayout(group_.members[1]).tail, "), @_Make{block}, @_0_One1{",
-                member(0, layout), "}, @_0_Put{", member(0, layout), "}, @_Ends{block});\n}\n");
+                turn_ > 0 ? cat(", ", turn_) : "", ", @_0_Shape>(grid, parts, ", first,
+                ".template ptr<uint32_t>(", BlockLayout(group_.members[1]).tail,
+                "), @_Make{block}, @_0_One1{", member(0, layout), "}, @_0_Put{", member(0, layout),
+                "}, @_Ends{block});\n}\n");
         return text_;
     }
 
@@ -142,7 +145,7 @@ class RowSumsText {
     /// rows are cut: so many that all processors have some to do, and that what waits has room in
     /// shared memory.
     bool choose(bool to_shared) {
-        int64_t lanes = 32, warps = 1, pieces = 4;
+        int64_t lanes = 32, pieces = ceil_div(row_.n, kTreeLanes);
         const bool few = row_.n <= 2 * kTreeLanes;
         side_ = few && row_.n % 8 == 0 && !wide() ? 8 : 4;
         if (leaves_ == 1) {
@@ -153,16 +156,10 @@ class RowSumsText {
             pieces = ceil_div(row_.n, lanes * side_);
             team_ = cat("HolderOf<float, ", row_.n, ", ", lanes, ", 1, false, ", side_, ">");
         } else {
-            if (leaves_ > kBlockLeaves) text_.cluster = 2;
-            if (leaves_ > kWarpLeaves)
-                warps = ceil_div(leaves_, text_.cluster);
-            else
-                pieces = ceil_div(row_.n, kTreeLanes);
-            team_ = cat("HolderOf<float, ", row_.n, ", 32, ", warps,
-                        text_.cluster > 1 ? cat(", false, 4, ", text_.cluster) : "", ">");
+            team_ = cat("HolderOf<float, ", row_.n, ", 32, 1>");
         }
         const int64_t each = pieces * side_;
-        text_.threads = static_cast<int>(warps > 1 ? 32 * warps : kThreads);
+        text_.threads = kThreads;
         int64_t registers = 255;
         if (to_shared) {
             if (each <= kSumsElements) registers = 128;
@@ -176,15 +173,13 @@ class RowSumsText {
             if (taken <= 16) registers = taken > 8 ? 128 : slim ? 64 : 80;
         }
         text_.resident = static_cast<int>(kSumsRegisters / (registers * text_.threads));
-        if (text_.resident < 1 || limits_.processors < text_.cluster) return false;
         slots_ = to_shared ? 1 : 0;
         if (to_shared)
             while (2 * slots_ <= kSumsSlots &&
                    2 * slots_ * text_.resident * coming_rows(lanes) <= kSumsComing)
                 slots_ *= 2;
-        const int64_t teams = warps > 1 ? 1 : text_.threads / lanes,
+        const int64_t teams = text_.threads / lanes,
                       wait = sums_ * each * text_.threads * 4,  // bytes of a subtree
-            count = row_.attrs->flag("center") ? 2 : 1,         // sums of a row
             coming = to_shared ? coming_bytes(lanes, pieces) : 0;
         behind_ = narrow() && leaves_ > 1 && !to_shared;
         double best = 0;  // the share of blocks' time that is work
@@ -194,10 +189,8 @@ class RowSumsText {
             const int64_t held =
                               std::max({levels * wait, teams > 1 ? teams * sums_ * row_.n * 4 : 0,
                                         int64_t{4} * text_.threads}),
-                          shared = held + coming + (warps > 1 ? 16 * count * leaves_ + 32 : 0),
-                          units = ceil_div(rows_, kTreeLeaf) * parts,
-                          teams_of_all =
-                              int64_t{limits_.processors} * text_.resident / text_.cluster;
+                          shared = held + coming, units = ceil_div(rows_, kTreeLeaf) * parts,
+                          teams_of_all = int64_t{limits_.processors} * text_.resident;
             const double share = static_cast<double>(units) /
                                  static_cast<double>(ceil_div(units, teams_of_all) * teams_of_all);
             if (shared * text_.resident > kSumsShared || share < 1.25 * best) continue;
@@ -205,7 +198,56 @@ class RowSumsText {
             parts_ = parts;
             units_ = units;
             text_.shared = static_cast<uint32_t>(shared);
-            text_.blocks = std::min(units, teams_of_all) * text_.cluster;
+            text_.blocks = std::min(units, teams_of_all);
+        }
+        return best > 0;
+    }
+
+    /// The same of rows that blocks hold, or clusters of blocks, a warp a leaf.
+    bool choose_blocks() {
+        text_.cluster = leaves_ <= kBlockLeaves  ? 1
+                        : leaves_ <= kPairLeaves ? 2
+                        : leaves_ <= kQuadLeaves ? 4
+                                                 : 8;
+        const int64_t warps = ceil_div(leaves_, text_.cluster);
+        team_ = cat("HolderOf<float, ", row_.n, ", 32, ", warps,
+                    text_.cluster > 1 ? cat(", false, 4, ", text_.cluster) : "", ">");
+        text_.threads = static_cast<int>(kWarp * warps);
+        text_.resident = static_cast<int>(kSumsRegisters / ((wide() ? 255 : 128) * text_.threads));
+        if (text_.resident < 1 || limits_.processors < text_.cluster) return false;
+        // With a mean, rows of two blocks came to registers as fast or faster (16384x16384 took an
+        // H200 801 us for 972), and two rows one after the other took more registers than there
+        // are.
+        const bool slim = sums_ == 1 && !row_.attrs->flag("center");
+        slots_ = copies() && (slim ? text_.cluster > 1 : text_.cluster > 2) ? kBlockSlots : 0;
+        turn_ = slots_ > 0 && slim ? 2 : 1;
+        behind_ = narrow();
+        const int64_t count = row_.attrs->flag("center") ? 2 : 1,  // sums of a row
+            wait = sums_ * 64 * text_.threads,                     // bytes of a subtree
+            shown = 4 * count * warps * text_.cluster,             // of a row's leaves
+            coming =
+                slots_ > 0
+                    ? warps * (slots_ * kTreeLeaf * copied_size() + (8 * slots_ + 15) / 16 * 16)
+                    : 0,
+                      clusters = int64_t{limits_.processors} * text_.resident / text_.cluster;
+        units_ = 0;
+        double best = 0;  // the share of clusters' time that is work
+        for (int64_t parts = 1; parts < kTreeLanes; parts *= 2) {
+            int64_t levels = 0;
+            while (parts << levels < kTreeLanes) levels++;
+            const int64_t shared = 4 * shown + 32 + coming +
+                                   std::max(levels * wait, int64_t{4} * text_.threads),
+                          units = ceil_div(rows_, kTreeLeaf) * parts;
+            const double share = static_cast<double>(units) /
+                                 static_cast<double>(ceil_div(units, clusters) * clusters);
+            // A device may not hold as many large clusters as its processors would make.
+            const bool few = text_.cluster > 2 && units_ < kClusterUnits * clusters;
+            if (shared * text_.resident > kSumsShared || (!few && share < 1.25 * best)) continue;
+            best = share;
+            parts_ = parts;
+            units_ = units;
+            text_.shared = static_cast<uint32_t>(shared);
+            text_.blocks = std::min(units, clusters) * text_.cluster;
         }
         return best > 0;
     }
@@ -216,7 +258,7 @@ class RowSumsText {
     }
     /// Whether the copy engine can bring rows, which it does in multiples of 16 bytes.
     bool copies() const {
-        if (!narrow() || leaves_ > kWarpLeaves) return false;
+        if (!narrow()) return false;
         const std::vector<int> all = read();
         return std::all_of(all.begin(), all.end(), [&](int k) {
             const View& view = op_.inputs[static_cast<size_t>(k)];
@@ -226,11 +268,15 @@ class RowSumsText {
     }
     /// Bytes of a block's rows, one of each team.
     int64_t coming_rows(int64_t lanes) const {
+        return text_.threads / lanes * row_.n * copied_size();
+    }
+    /// Bytes of what is copied of an element.
+    int64_t copied_size() const {
         int64_t each = 0;
         for (int k : read())
             if (const View& view = op_.inputs[static_cast<size_t>(k)]; copied(view))
                 each += dtype_size(view.dtype);
-        return text_.threads / lanes * row_.n * each;
+        return each;
     }
     /// Of a block's shared memory, for rows that come, warps' barriers, and what all rows have in
     /// common, of which a thread's share of a piece takes multiples of 16 bytes at most.
@@ -408,6 +454,7 @@ class RowSumsText {
     std::string team_;
     int64_t side_ = 4, parts_ = 1, units_ = 0;
     int64_t slots_ = 0;    // of rows that come to shared memory
+    int64_t turn_ = 0;     // of rows that blocks hold, so many one after the other without a branch
     bool behind_ = false;  // a row's gradient is made after the sums of the next
     KernelText text_;
 };

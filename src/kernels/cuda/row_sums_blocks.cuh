@@ -1,0 +1,459 @@
+// Gradients of rows that a block holds, or the blocks of a cluster together, and the sums over rows
+// beside them (row_sums.cuh): a warp has a leaf of each row, its threads the same columns of all.
+#pragma once
+
+#include "row_clusters.cuh"
+#include "row_sums.cuh"
+
+namespace aicf {
+
+/// body(k, i) for all pieces of a thread, those too that lie behind the row's end: where they do no
+/// harm they cost less than a branch for each.
+template <class Row, class Body>
+__device__ __forceinline__ void every_piece(const Body& body) {
+#pragma unroll
+    for (int line = 0; line < Row::lines; line++) body(line, Row::first(0, line));
+}
+
+/// The next row, in registers.
+template <class Team, class Made, bool Together>
+struct LeavesToRegisters {
+    typedef typename Team::Row Row;
+    static constexpr int ahead = 1, V = Row::side;
+    typedef typename Made::template Some<V> Some;
+    Some next[Row::lines];
+    __device__ __forceinline__ static constexpr int bytes(int) { return 0; }
+    __device__ __forceinline__ explicit LeavesToRegisters(char*) {}
+    __device__ __forceinline__ void ask(const Made& row, uint32_t) {
+        each_piece<Row>([&](int k, int i) { next[k] = row.template across<V, Together>(i); });
+    }
+    __device__ __forceinline__ void ask_beside(const Made&) {}
+    __device__ __forceinline__ void wait(uint32_t) const {}
+    /// body(k, what piece k is made from)
+    template <class Body>
+    __device__ __forceinline__ void each(const Made&, uint32_t, const Body& body) const {
+        each_piece<Row>([&](int k, int) { body(k, next[k]); });
+    }
+    __device__ __forceinline__ void done() const {}
+};
+
+/// The next rows, `Slots` of them, in shared memory, where each warp has its own leaf of them; as
+/// RowsToShared has it.
+template <class Team, class Made, int N, int Slots, bool Together>
+struct LeavesToShared {
+    typedef typename Team::Row Row;
+    static constexpr int ahead = Slots, V = Row::side, span = int(kTreeLeaf),
+                         slot = span * Made::copied, barriers = (8 * Slots + 15) / 16 * 16;
+    static_assert(slot % 16 == 0);
+    __device__ __forceinline__ static constexpr int bytes(int threads) {
+        return threads / 32 * (Slots * slot + barriers);
+    }
+    typedef typename Made::template Some<V> Some;
+    typename Made::Beside next = {}, beside = {};
+    char* const slots;
+    const uint32_t barrier0;
+    const int begin;
+
+    __device__ __forceinline__ explicit LeavesToShared(char* shared)
+        : slots(shared + int(threadIdx.x) / 32 * Slots * slot),
+          barrier0(shared_address(shared) + int(blockDim.x) / 32 * Slots * slot +
+                   int(threadIdx.x) / 32 * barriers),
+          begin(Row::leaf_of(0) * span) {
+        if (threadIdx.x % 32 == 0) {
+            for (int s = 0; s < Slots; s++) init_barrier(barrier0 + 8 * s, 1);
+            asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        }
+        __syncwarp();
+    }
+    __device__ __forceinline__ bool some() const { return Row::whole || begin < N; }
+    /// For the `number`-th row, whose slot all of the warp are done with.
+    __device__ __forceinline__ void ask(const Made& row, uint32_t number) {
+        if (!some()) return;
+        char* const to = slots + number % Slots * slot;
+        const uint32_t barrier = barrier0 + number % Slots * 8;
+        if constexpr (!Together)
+            each_piece<Row>([&](int, int i) {
+                row.each_copied([&](const void* x, int size, int before) {
+                    auto* const own = reinterpret_cast<uint16_t*>(at(to, i, size, before));
+                    const auto* const from = static_cast<const uint16_t*>(x) + i * size / 2;
+#pragma unroll
+                    for (int j = 0; j < V * size / 2; j++) own[j] = from[j];
+                });
+            });
+        if (!elected()) return;
+        if constexpr (Together) {
+            const int count = Row::whole || begin + span <= N ? span : N - begin;
+            arrive_expecting(barrier, count * Made::copied);
+            row.each_copied([&](const void* x, int size, int before) {
+                copy_kept_bytes(shared_address(to + before * span),
+                                static_cast<const char*>(x) + begin * size, count * size, barrier);
+            });
+        } else {
+            arrive_at<1>(barrier, 0);
+        }
+    }
+    /// Of the row behind the current one.
+    __device__ __forceinline__ void ask_beside(const Made& row) { next = row.beside(); }
+    __device__ __forceinline__ void wait(uint32_t number) {
+        beside = next;
+        if (some()) wait_barrier(barrier0 + number % Slots * 8, number / Slots % 2);
+    }
+    template <class Body>
+    __device__ __forceinline__ void each(const Made& row, uint32_t number, const Body& body) const {
+        char* const from = slots + number % Slots * slot;
+        every_piece<Row>([&](int k, int i) {
+            body(k, row.template with<V>(
+                        [&](int size, int before) { return at(from, i, size, before); }, beside));
+        });
+    }
+    __device__ __forceinline__ void done() const { __syncwarp(); }
+
+  private:
+    __device__ __forceinline__ char* at(char* from, int i, int size, int before) const {
+        return from + before * span + (i - begin) * size;
+    }
+};
+template <class Team, class Made, int N, int Slots, bool Together>
+struct ComingLeaves {
+    typedef LeavesToShared<Team, Made, N, Slots, Together> type;
+};
+template <class Team, class Made, int N, bool Together>
+struct ComingLeaves<Team, Made, N, 0, Together> {
+    typedef LeavesToRegisters<Team, Made, Together> type;
+};
+
+/// As ColumnSums, of the columns of a leaf.
+template <class A, class Row, int Sums, int Threads>
+struct LeafSums {
+    static constexpr int lines = Row::lines;
+    typedef Pack<A, 4> Four;
+    A now[Sums][lines][4];
+
+    __device__ __forceinline__ static Four& at(A* held, int depth, int sum, int line) {
+        return reinterpret_cast<Four*>(
+            held)[((depth * Sums + sum) * lines + line) * Threads + threadIdx.x];
+    }
+    __device__ __forceinline__ void join(A* held, int depth) {
+#pragma unroll
+        for (int sum = 0; sum < Sums; sum++)
+#pragma unroll
+            for (int line = 0; line < lines; line++) {
+                const Four before = at(held, depth, sum, line);
+#pragma unroll
+                for (int c = 0; c < 4; c++) now[sum][line][c] = before.at[c] + now[sum][line][c];
+            }
+    }
+    /// Lane `i` is done, and not the last.
+    __device__ __forceinline__ void carry(A* held, int i) {
+        int depth = 0;
+        for (; i >> depth & 1; depth++) join(held, depth);
+#pragma unroll
+        for (int sum = 0; sum < Sums; sum++)
+#pragma unroll
+            for (int line = 0; line < lines; line++) {
+                const A(&own)[4] = now[sum][line];
+                at(held, depth, sum, line) = {own[0], own[1], own[2], own[3]};
+            }
+    }
+    /// Nothing has been added: -0 leaves any number as it is.
+    __device__ __forceinline__ void clear() {
+#pragma unroll
+        for (int sum = 0; sum < Sums; sum++)
+#pragma unroll
+            for (int line = 0; line < lines; line++)
+#pragma unroll
+                for (int c = 0; c < 4; c++) now[sum][line][c] = A(-0.0f);
+    }
+    /// Those of a sum to where columns lie side by side.
+    __device__ __forceinline__ void put(A* to, int sum) const {
+        each_piece<Row>([&](int line, int i) {
+            const A(&own)[4] = now[sum][line];
+            *reinterpret_cast<Four*>(to + i) = {own[0], own[1], own[2], own[3]};
+        });
+    }
+};
+
+/// The sums of a row that its gradient takes: of g, where `Center`, and of g v. Warps show each
+/// other what their leaves come to, and go on to the next row before they ask for the sums. Four
+/// rows in turn have barriers and places of their own, since who asks for row r may be while others
+/// are at r + 2, and what these send comes in any order. Every warp shows something of each row, if
+/// it has a leaf of it or not: who has all of row r + 2 knows that all warps have what they asked
+/// of row r.
+template <class A, class Team, bool Center>
+struct LeafTotals {
+    typedef typename Team::Row Row;
+    static constexpr int count = Center ? 2 : 1, leaves = Row::leaves, places = 4,
+                         shown = Row::together,  // of all warps
+        words = (places * count * shown + 3) / 4 * 4 + 2 * places;
+    typedef Pack<A, count> Both;
+    A* shared;
+    uint32_t place0, barriers;
+
+    __device__ __forceinline__ explicit LeafTotals(A* from)
+        : shared(from), place0(shared_address(from)), barriers(place0 + 4 * (words - 2 * places)) {
+        static_assert(Row::turns == 1 && sizeof(A) == 4);
+        if (threadIdx.x == 0)
+            for (int k = 0; k < places; k++)
+                init_barrier(barriers + 8 * k, Team::blocks > 1 ? 1 : blockDim.x / 32);
+    }
+    __device__ __forceinline__ uint32_t barrier(uint32_t number) const {
+        return barriers + number % places * 8;
+    }
+    /// Of neighbouring leaves a lane reads `near` one after the other, all lanes side by side.
+    static constexpr int near = leaves > 64 ? 4 : leaves > 32 ? 2 : 1, lanes = shown / near;
+    static_assert(shown % near == 0 && leaves <= 32 * near);
+
+    /// Of row `number`.
+    __device__ __forceinline__ void show(Team& team, const Row& v, const Row& g, uint32_t number) {
+        const Row product = team.combine(g, v, [](A a, A b) { return a * b; });
+        A of[count][1];
+        if constexpr (Center) g.template leaf_results<SumOf<A>>(of[0]);
+        product.template leaf_results<SumOf<A>>(of[count - 1]);
+        const int leaf = Row::leaf_of(0);
+        const uint32_t place = number % places * shown + leaf % near * lanes + leaf / near;
+        __syncwarp();  // all have read what was here
+        Both both;
+#pragma unroll
+        for (int k = 0; k < count; k++) both.at[k] = of[k][0];
+        if constexpr (Team::blocks > 1) {
+            if (const uint32_t rank = threadIdx.x % 32; rank < Team::blocks) {
+                const uint32_t to = address_in(place0 + uint32_t(sizeof(both)) * place, rank),
+                               there = address_in(barrier(number), rank);
+                if constexpr (Center)
+                    send(to, both, there);
+                else
+                    send(to, scalar::bits(both.at[0]), there);
+            }
+            // One thread of the block waits for all of a row.
+            if (threadIdx.x == 0) arrive_expecting(barrier(number), 4 * count * shown);
+        } else if (threadIdx.x % 32 == 0) {
+            reinterpret_cast<Both*>(shared)[place] = both;
+            arrive_at<1>(barrier(number), 0);
+        }
+    }
+    __device__ __forceinline__ void get(uint32_t number, A (&sums)[count]) const {
+        // What was shown lies in shared memory, which an acquire of the block's scope orders.
+        wait_barrier(barrier(number), number / places % 2);
+        const Both* const here = reinterpret_cast<const Both*>(shared) + number % places * shown;
+        const int lane = threadIdx.x % 32;
+        A of[count][near];
+#pragma unroll
+        for (int c = 0; c < near; c++) {
+            const bool there = near * lane + c < leaves;
+            const Both both = here[c * lanes + (there ? lane : 0)];
+#pragma unroll
+            for (int k = 0; k < count; k++) of[k][c] = there ? both.at[k] : SumOf<A>::missing();
+        }
+#pragma unroll
+        for (int k = 0; k < count; k++)
+#pragma unroll
+            for (int s = 1; s < near; s *= 2)
+#pragma unroll
+                for (int c = 0; c < near; c += 2 * s)
+                    of[k][c] = SumOf<A>::join(of[k][c], of[k][c + s]);
+        // Of two sums each of two neighbours goes on with one.
+        const bool odd = count == 2 && lane % 2;
+        const A own = odd ? of[count - 1][0] : of[0][0],
+                other = count == 1 || odd ? of[0][0] : of[count - 1][0];
+        A one = SumOf<A>::join(own, __shfl_xor_sync(0xffffffffu, other, 1));
+#pragma unroll
+        for (int s = 2; s * near < leaves; s *= 2)
+            one = SumOf<A>::join(one, __shfl_xor_sync(0xffffffffu, one, s));
+#pragma unroll
+        for (int k = 0; k < count; k++) sums[k] = __shfl_sync(0xffffffffu, one, k);
+    }
+};
+
+/// normalize_bwd_sums of rows that blocks hold, where V neighbours may move together, or may not.
+/// `Turn`: of a lane's four rows, so many are written out one after the other.
+template <class A, class Team, bool Center, int Sums, int Parts, int Threads, class E, bool Behind,
+          int Slots, int Turn, bool Together, class Shape, class Make, class Rstd, class Put,
+          class Ends>
+__device__ __forceinline__ void normalize_bwd_blocks(const Grid& grid, A* const (&parts)[Sums],
+                                                     uint32_t* counters, Make make, Rstd rstd,
+                                                     Put put, Ends ends) {
+    typedef typename Team::Row Row;
+    constexpr int V = Row::side, n = int(Shape::n);
+    typedef decltype(make(0)) Made;
+    typedef typename ComingLeaves<Team, Made, n, Slots, Together>::type Coming;
+    constexpr int leaves = int((Shape::rows + kTreeLeaf - 1) / kTreeLeaf), units = leaves * Parts,
+                  ahead = Coming::ahead;
+    typedef LanesOf<Parts> Lanes;
+    typedef LeafTotals<A, Team, Center> Totals;
+    static_assert(Lanes::count > 1 && ahead <= 4 && V == 4);
+    constexpr bool even = Shape::rows % kTreeLeaf == 0;
+    typedef typename RowNumber<(Shape::rows < (1 << 30))>::type Number;
+    extern __shared__ __align__(16) char bytes[];
+    __shared__ __align__(16) uint32_t place[4];
+    Coming coming(bytes + Totals::words * int(sizeof(A)));
+    A* const held = reinterpret_cast<A*>(bytes + Coming::bytes(Threads)) + Totals::words;
+    typename Made::template Same<V> same[Row::lines];
+    each_piece<Row>([&](int k, int i) { same[k] = make(0).template alike<V, Together>(i); });
+    Team team{reinterpret_cast<A*>(bytes)};
+    Taken<Team::blocks> taken(place);
+    Totals totals(reinterpret_cast<A*>(bytes));
+    if constexpr (Team::blocks > 1) {
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        meet_cluster();
+    } else {
+        __syncthreads();
+    }
+
+    const auto exists = [&](Number r) { return even || r < Number(Shape::rows); };
+    const auto kept = [&](Number r) { return exists(r) ? r : Number(Shape::rows - 1); };
+    const auto first_of = [&](int unit) {
+        return Number(leaves - 1 - unit / Parts) * Number(kTreeLeaf) + unit % Parts;
+    };
+    A next_scale = A(0);
+    const auto load_beside = [&](Number r) {
+        r = kept(r) + own_zero();
+        coming.ask_beside(make(r));
+        next_scale = rstd(r);
+    };
+    struct Begun {
+        StoredRow<E, Row> v, g;
+        A scale;
+        Number r;
+    } before = {};
+    const auto opened = [](const StoredRow<E, Row>& stored) {
+        Row all = {};
+        every_piece<Row>([&](int k, int) {
+            if constexpr (same_type<E, float>) {
+#pragma unroll
+                for (int c = 0; c < V; c++) all.a[0][k][c] = stored.piece[k][c];
+            } else {
+                stored.piece[k].open(all.a[0][k]);
+            }
+        });
+        return all;
+    };
+    const auto finish = [&](const Begun& row, uint32_t its_number, bool stores) {
+        A of[Totals::count];
+        totals.get(its_number, of);
+        A shift = A(0);
+        if constexpr (Center) shift = by_count<Shape::n>(of[0]);
+        const A slope = by_count<Shape::n>(of[Totals::count - 1]), scale = row.scale;
+        const auto dx = team.combine(opened(row.g), opened(row.v),
+                                     [=](A a, A b) { return scale * ((a - shift) - b * slope); });
+        if (!stores || !exists(row.r)) return;
+        const auto out = put(row.r);
+        if constexpr (Together && decltype(put(0))::spans)
+            each_piece<Row>([&](int k, int i) { out.template across<V, true>(i, dx.a[0][k]); });
+        else
+            team.put(dx, out);
+    };
+    // All units are taken by the counter: none waits for a cluster that has not begun.
+    taken.ask(counters);
+    taken.tell();
+    int unit = taken.next();
+    Number next = 0;  // the first row of the lane behind this one
+    if (unit < units) {
+        next = first_of(unit);
+#pragma unroll
+        for (int k = 0; k < ahead; k++) coming.ask(make(kept(next + int(kTreeLanes) * k)), k);
+        load_beside(next);
+    }
+    uint32_t turn = 0;  // of rows, four at a time
+    while (unit < units) {
+        const int leaf = leaves - 1 - unit / Parts, part = unit % Parts;
+        const Number first = next;
+        LeafSums<A, Row, Sums, Threads> sums;
+#pragma unroll 1
+        for (int i = 0; i < Lanes::count; i++, turn++) {
+            const Number base = next;
+            if (i == 0) taken.ask(counters);
+            if (i + 1 == Lanes::count) {
+                unit = taken.next();
+                if (unit < units) next = first_of(unit);
+            } else {
+                next = first + Lanes::row(4 * (i + 1));
+            }
+            const bool more = unit < units;
+            sums.clear();
+#pragma unroll(Together ? Turn : 1)
+            for (int j = 0; j < 4; j++) {
+                const uint32_t number = 4 * turn + j;
+                const Made row = make(0);
+                Begun now = {};
+                now.r = base + int(kTreeLanes) * j;
+                const bool there = exists(now.r);
+                coming.wait(number);
+                coming.each(row, number, [&](int k, const typename Coming::Some& some) {
+                    A t[Sums][V];
+                    row.open(some, same[k], now.v.piece[k], now.g.piece[k], t);
+#pragma unroll
+                    for (int s = 0; s < Sums; s++)
+#pragma unroll
+                        for (int c = 0; c < V; c++) {
+                            A& sum = sums.now[s][k][c];
+                            if (there) sum = sum + t[s][c];
+                        }
+                });
+                now.scale = next_scale;
+                coming.done();
+                const auto behind = [&](int k) {
+                    return j + k < 4 ? base + int(kTreeLanes) * (j + k)
+                                     : next + int(kTreeLanes) * (j + k - 4);
+                };
+                if (j + ahead < 4 || more) coming.ask(make(kept(behind(ahead))), number + ahead);
+                load_beside(behind(1));
+                totals.show(team, opened(now.v), opened(now.g), number);
+                if constexpr (Behind) {
+                    // A warp makes something of nothing before its first row, rather than wait at a
+                    // branch for its own sums.
+                    if (j > 0 || turn > 0) finish(before, number - 1, true);
+                    before = now;
+                } else {
+                    finish(now, number, true);
+                }
+            }
+            if (i == 0) taken.tell();
+            if (i + 1 < Lanes::count) sums.carry(held, i);
+        }
+#pragma unroll
+        for (int depth = 0; depth < Lanes::levels; depth++) sums.join(held, depth);
+        const int64_t to = int64_t(leaf * Parts + reversed<Parts>(part)) * n;
+#pragma unroll
+        for (int s = 0; s < Sums; s++) sums.put(parts[s] + to, s);
+        __syncthreads();
+        if (threadIdx.x == 0) add_release(counters + 1, 1u);
+    }
+    if (Behind && turn > 0) finish(before, 4 * turn - 1, true);
+    if constexpr (Team::blocks > 1) sync_cluster();  // none is gone while others send to it
+    constexpr int columns = units > 1024  ? 8
+                            : units > 512 ? 16
+                                          : 32,
+                  strips = (n + columns - 1) / columns;
+    if (int(grid.block) < Sums * strips) {
+        if (threadIdx.x == 0) wait_count(counters + 1, uint32_t(units * Team::blocks));
+        __syncthreads();
+        for (int task = int(grid.block); task < Sums * strips; task += int(grid.blocks))
+            end_sums<Sums, 0, columns, units, n, Threads>(held, parts, task / strips, task % strips,
+                                                          ends);
+    }
+    if (threadIdx.x == 0 && atomicAdd(counters + 2, 1u) == grid.blocks - 1)
+        for (int k = 0; k < 3; k++) clear_counter(counters + k);
+}
+
+/// normalize_bwd_sums of rows that blocks hold.
+template <class A, class Team, bool Center, int Sums, int Parts, int Threads, class E, bool Behind,
+          int Slots, int Turn, class Shape, class Make, class Rstd, class Put, class Ends>
+__device__ __forceinline__ void normalize_bwd_block_sums(const Grid& grid, A* const (&parts)[Sums],
+                                                         uint32_t* counters, Make make, Rstd rstd,
+                                                         Put put, Ends ends) {
+    constexpr int V = Team::Row::side;
+    bool together = make(0).template together<V>();
+    if constexpr (decltype(put(0))::spans) together = together && put(0).template together<V>();
+    if constexpr (Slots > 0)
+        make(0).each_copied([&](const void* x, int, int) {
+            together = together && reinterpret_cast<uint64_t>(x) % 16 == 0;
+        });
+    if (together)
+        normalize_bwd_blocks<A, Team, Center, Sums, Parts, Threads, E, Behind, Slots, Turn, true,
+                             Shape>(grid, parts, counters, make, rstd, put, ends);
+    else
+        normalize_bwd_blocks<A, Team, Center, Sums, Parts, Threads, E, Behind, Slots, Turn, false,
+                             Shape>(grid, parts, counters, make, rstd, put, ends);
+}
+
+}  // namespace aicf
