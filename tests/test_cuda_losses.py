@@ -368,7 +368,12 @@ def alone_call(n, count, dtype="bfloat16", arch="sm_90a"):
 @pytest.mark.parametrize(
     ("n", "count", "bound"),
     [
-        (8184, 4224, None),
+        (4088, 16896, None),
+        (4096, 8447, None),
+        (4096, 8448, "64, 16"),
+        (5120, 8448, "64, 16"),
+        (6144, 5280, "96, 10"),
+        (8184, 5280, "96, 10"),
         (8192, 4223, None),
         (8192, 4224, "128, 8"),
         (9000, 4224, "128, 8"),
@@ -386,7 +391,7 @@ def alone_call(n, count, dtype="bfloat16", arch="sm_90a"):
     ],
 )
 def test_long_rows_of_losses_alone_are_filled_ahead(n, count, bound, dtype):
-    """From 16 leaves on where rows are many, in blocks that share a processor; none spills but a
+    """From 8 leaves on where rows are many, in blocks that share a processor; none spills but a
     word of the shortest where a block has a processor alone."""
     for arch in ("sm_90a", "sm_80"):
         name, _, found, program = alone_call(n, count, dtype, arch)
@@ -447,6 +452,7 @@ def test_losses_alone_need_pairs_that_are_compared(n):
 ALONE = [
     *((n, 0, rows) for n, rows in ((40, 1200), (64, 1200), (100, 600), (512, 260), (768, 100))),
     *((n, cut, rows) for n, cut, rows in ((772, 3, 70), (1024, -4, 70), (8192, 0, 33))),
+    *((n, cut, rows) for n, cut, rows in ((4096, 0, 65), (4616, -3, 65), (6152, 0, 41))),
 ]
 
 

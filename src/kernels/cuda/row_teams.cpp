@@ -214,7 +214,9 @@ FilledTeam filled_losses(const RowOp& row, int64_t rows, const Limits& limits) {
     // least to do: leaves, of which it gets four at a time or one.
     FilledTeam best;
     double least = 0;
-    for (int64_t warps = 4; warps <= 32; warps += 4) {
+    // Of short rows two or three warps have four leaves each where four warps would not.
+    for (int64_t warps = row.n < kFilledQuads * kTreeLeaf ? 2 : 4; warps <= 32;
+         warps += warps < 4 ? 1 : 4) {
         FilledTeam team;
         team.warps = warps;
         team.bytes = 2 * row.n + 8 * (leaves + warps + 4);

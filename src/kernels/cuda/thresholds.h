@@ -58,8 +58,9 @@ constexpr int kHeldWarps = 16;       // of a block whose registers hold a row, a
 // leaves of a warp at most; warps of each block where two share a row, which they do of up to 2
 // kKeptTurns kKeptWarps leaves; elements at most.
 constexpr int64_t kKeptTurns = 5, kKeptWarps = 10, kKeptTerms = 56 * 1024;
-// Of losses alone of rows that blocks fill ahead: leaves of a row at least; warps of a processor.
-constexpr int64_t kFilledLeaves = 16, kFilledWarps = 16;
+// Of losses alone of rows that blocks fill ahead: leaves of a row at least, from which on blocks
+// have four warps at least; warps of a processor.
+constexpr int64_t kFilledLeaves = 8, kFilledQuads = 16, kFilledWarps = 16;
 // Readings of a row that keeping it in shared memory saves at least: what one alone would read
 // again comes from the cache as fast (norms of 4096x50304 without a mean took 354 us for 320).
 // Bytes that a block which keeps rows may have, and each of two of a processor; of so many rows of
