@@ -219,8 +219,9 @@ class RowSumsText {
         // H200 801 us for 972), and two rows one after the other took more registers than there
         // are.
         const bool slim = sums_ == 1 && !row_.attrs->flag("center");
-        slots_ = copies() && (slim ? text_.cluster > 1 : text_.cluster > 2) ? kBlockSlots : 0;
-        turn_ = slots_ > 0 && slim ? 2 : 1;
+        const bool wide_rows = leaves_ > kWideLeaves;
+        slots_ = wide_rows && copies() && (slim || text_.cluster > 2) ? kBlockSlots : 0;
+        turn_ = wide_rows ? slots_ > 0 && slim ? 2 : 1 : 0;
         behind_ = narrow();
         const int64_t count = row_.attrs->flag("center") ? 2 : 1,  // sums of a row
             wait = sums_ * 64 * text_.threads,                     // bytes of a subtree

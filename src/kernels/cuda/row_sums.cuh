@@ -344,12 +344,19 @@ __device__ __forceinline__ void normalize_bwd_parts(const Grid& grid, A* const (
     Taken<Team::blocks> taken(place);
     Totals totals(reinterpret_cast<A*>(bytes));
     begin_kernel();
-    Same first[pieces];
+    // A block has no unit of its own: one that finds no room yet must not keep others waiting.
+    taken.ask(counters);
     if (Sames::puts())
-        each_piece<Row>([&](int k, int i) { first[k] = make(0).template alike<V, Together>(i); });
-    // Blocks, or clusters, begin with a unit each.
-    const int begun = int(grid.blocks / Team::blocks);
-    int unit = int(grid.block / Team::blocks);
+        each_piece<Row>([&](int k, int i) { same.at(k) = make(0).template alike<V, Together>(i); });
+    if constexpr (Team::blocks > 1) {
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        meet_cluster();
+    } else {
+        __syncthreads();
+    }
+    taken.tell();
+    int unit = taken.next();
+    if constexpr (teams > 1) __syncthreads();
     Number asked_from = first_of(unit), rows[Coming::ahead + 1];  // this row and those that come
     if (unit < units) {
         load_beside(asked_from + Lanes::row(0));
@@ -358,13 +365,6 @@ __device__ __forceinline__ void normalize_bwd_parts(const Grid& grid, A* const (
             rows[k] = asked_from + Lanes::row(k);
             coming.template ask<Parts, even>(made, rows[k], k);
         }
-    }
-    if (Sames::puts()) each_piece<Row>([&](int k, int) { same.at(k) = first[k]; });
-    if constexpr (Team::blocks > 1) {
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-        meet_cluster();
-    } else {
-        __syncthreads();
     }
     struct Begun {
         StoredRow<E, Row> v, g;
@@ -419,9 +419,9 @@ __device__ __forceinline__ void normalize_bwd_parts(const Grid& grid, A* const (
                         }
                 });
                 coming.done();
-                if (at == 0 && begun < units) taken.ask(counters);
+                if (at == 0) taken.ask(counters);
                 if (at == total - Coming::ahead) {
-                    unit = begun < units ? begun + taken.next() : units;
+                    unit = taken.next();
                     if (unit < units) asked_from = first_of(unit);
                 }
                 rows[Coming::ahead] = asked_from + Lanes::row((at + Coming::ahead) % total);
@@ -440,7 +440,7 @@ __device__ __forceinline__ void normalize_bwd_parts(const Grid& grid, A* const (
                 } else {
                     finish(now, number, true);
                 }
-                if (at == (Coming::ahead < total - 1 ? 1 : 0) && begun < units) taken.tell();
+                if (at == (Coming::ahead < total - 1 ? 1 : 0)) taken.tell();
             }
             if (i + 1 < Lanes::count) sums.carry(held, i);
         }
