@@ -419,7 +419,10 @@ __device__ __forceinline__ void normalize_bwd_parts(const Grid& grid, A* const (
                         }
                 });
                 coming.done();
-                if (at == 0) taken.ask(counters);
+                if (at == 0) {
+                    taken.ask(counters);
+                    if constexpr (Coming::ahead == total) taken.tell();
+                }
                 if (at == total - Coming::ahead) {
                     unit = taken.next();
                     if (unit < units) asked_from = first_of(unit);
@@ -440,7 +443,8 @@ __device__ __forceinline__ void normalize_bwd_parts(const Grid& grid, A* const (
                 } else {
                     finish(now, number, true);
                 }
-                if (at == (Coming::ahead < total - 1 ? 1 : 0)) taken.tell();
+                if constexpr (Coming::ahead < total)  // before it is asked for
+                    if (at == (Coming::ahead < total - 1 ? 1 : 0)) taken.tell();
             }
             if (i + 1 < Lanes::count) sums.carry(held, i);
         }
