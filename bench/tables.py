@@ -327,10 +327,6 @@ def rows_gpu():
     return rows(load("rows_gpu"))
 
 
-def rows_gpu_first():
-    return rows(load("rows_gpu_first"))
-
-
 def rows_h200():
     return rows(load("rows_h200"))
 
@@ -476,14 +472,9 @@ def glance():
         ("rows_h200", "moves", "[Concat, embedding, index_add](#indexing-and-scans)"),
         ("rows_h200", "scans", "[Scans and argmax](#indexing-and-scans)"),
     ):
-        runs = [load(name)] + [load("rows_gpu_first")] * (section == "sums")
-        cases = [
-            (r["ratio"][peer][0], r["case"])
-            for run in runs
-            for r in run["rows"]
-            if r["section"] == section
-        ]
-        add(what, f"`{peer}`", runs, cases)
+        run = load(name)
+        cases = [(r["ratio"][peer][0], r["case"]) for r in run["rows"] if r["section"] == section]
+        add(what, f"`{peer}`", [run], cases)
     run = load("functions_gpu")
     peer = "the faster of PyTorch and `torch.compile`"
     add("[Common functions, GPU](#common-functions)", peer, [run], fastest(run["rows"]))

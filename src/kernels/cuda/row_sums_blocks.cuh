@@ -1,4 +1,4 @@
-// Gradients of rows that a block holds, or the blocks of a cluster together, and the sums over rows
+// Gradients of wide rows, which the blocks of a cluster hold together, and the sums over rows
 // beside them (row_sums.cuh): a warp has a leaf of each row, its threads the same columns of all.
 #pragma once
 
@@ -191,10 +191,9 @@ struct LeafTotals {
 
     __device__ __forceinline__ explicit LeafTotals(A* from)
         : shared(from), place0(shared_address(from)), barriers(place0 + 4 * (words - 2 * places)) {
-        static_assert(Row::turns == 1 && sizeof(A) == 4);
+        static_assert(Row::turns == 1 && sizeof(A) == 4 && Team::blocks > 1);
         if (threadIdx.x == 0)
-            for (int k = 0; k < places; k++)
-                init_barrier(barriers + 8 * k, Team::blocks > 1 ? 1 : blockDim.x / 32);
+            for (int k = 0; k < places; k++) init_barrier(barriers + 8 * k, 1);
     }
     __device__ __forceinline__ uint32_t barrier(uint32_t number) const {
         return barriers + number % places * 8;
@@ -215,21 +214,16 @@ struct LeafTotals {
         Both both;
 #pragma unroll
         for (int k = 0; k < count; k++) both.at[k] = of[k][0];
-        if constexpr (Team::blocks > 1) {
-            if (const uint32_t rank = threadIdx.x % 32; rank < Team::blocks) {
-                const uint32_t to = address_in(place0 + uint32_t(sizeof(both)) * place, rank),
-                               there = address_in(barrier(number), rank);
-                if constexpr (Center)
-                    send(to, both, there);
-                else
-                    send(to, scalar::bits(both.at[0]), there);
-            }
-            // One thread of the block waits for all of a row.
-            if (threadIdx.x == 0) arrive_expecting(barrier(number), 4 * count * shown);
-        } else if (threadIdx.x % 32 == 0) {
-            reinterpret_cast<Both*>(shared)[place] = both;
-            arrive_at<1>(barrier(number), 0);
+        if (const uint32_t rank = threadIdx.x % 32; rank < Team::blocks) {
+            const uint32_t to = address_in(place0 + uint32_t(sizeof(both)) * place, rank),
+                           there = address_in(barrier(number), rank);
+            if constexpr (Center)
+                send(to, both, there);
+            else
+                send(to, scalar::bits(both.at[0]), there);
         }
+        // One thread of the block waits for all of a row.
+        if (threadIdx.x == 0) arrive_expecting(barrier(number), 4 * count * shown);
     }
     __device__ __forceinline__ void get(uint32_t number, A (&sums)[count]) const {
         // What was shown lies in shared memory, which an acquire of the block's scope orders.
@@ -264,7 +258,7 @@ struct LeafTotals {
     }
 };
 
-/// normalize_bwd_sums of rows that blocks hold, where V neighbours may move together, or may not.
+/// normalize_bwd_sums of rows that clusters hold, where V neighbours may move together, or may not.
 /// `Turn`: of a lane's four rows, so many are written out one after the other.
 template <class A, class Team, bool Center, int Sums, int Parts, int Threads, class E, bool Behind,
           int Slots, int Turn, bool Together, class Shape, class Make, class Rstd, class Put,
@@ -292,12 +286,8 @@ __device__ __forceinline__ void normalize_bwd_blocks(const Grid& grid, A* const 
     Team team{reinterpret_cast<A*>(bytes)};
     Taken<Team::blocks> taken(place);
     Totals totals(reinterpret_cast<A*>(bytes));
-    if constexpr (Team::blocks > 1) {
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-        meet_cluster();
-    } else {
-        __syncthreads();
-    }
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    meet_cluster();
 
     const auto exists = [&](Number r) { return even || r < Number(Shape::rows); };
     const auto kept = [&](Number r) { return exists(r) ? r : Number(Shape::rows - 1); };
@@ -419,7 +409,7 @@ __device__ __forceinline__ void normalize_bwd_blocks(const Grid& grid, A* const 
         if (threadIdx.x == 0) add_release(counters + 1, 1u);
     }
     if (Behind && turn > 0) finish(before, 4 * turn - 1, true);
-    if constexpr (Team::blocks > 1) sync_cluster();  // none is gone while others send to it
+    sync_cluster();  // none is gone while others send to it
     constexpr int columns = units > 1024  ? 8
                             : units > 512 ? 16
                                           : 32,
@@ -435,7 +425,7 @@ __device__ __forceinline__ void normalize_bwd_blocks(const Grid& grid, A* const 
         for (int k = 0; k < 3; k++) clear_counter(counters + k);
 }
 
-/// normalize_bwd_sums of rows that blocks hold.
+/// normalize_bwd_sums of rows that clusters hold.
 template <class A, class Team, bool Center, int Sums, int Parts, int Threads, class E, bool Behind,
           int Slots, int Turn, class Shape, class Make, class Rstd, class Put, class Ends>
 __device__ __forceinline__ void normalize_bwd_block_sums(const Grid& grid, A* const (&parts)[Sums],
