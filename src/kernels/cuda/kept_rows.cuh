@@ -83,7 +83,7 @@ struct KeptRows {
     const RowExchange<Warps, Blocks, told> sums;
     const RowExchange<Warps, Blocks, 1> largest;
     Four x[turns][lines];
-    uint32_t turn = 0;    // the number of the row
+    uint32_t number = 0;  // of the row
     uint32_t ticket = 0;  // of the row after the next, by a counter
     uint32_t low = 0;     // the turns of which some of this thread's exponentials are not near
 
@@ -132,7 +132,7 @@ struct KeptRows {
     }
     /// Tells the largest element of the warp's, of this row or of the next.
     template <class Row>
-    __device__ __forceinline__ void tell_largest(const Row& row, uint32_t of_turn) {
+    __device__ __forceinline__ void tell_largest(const Row& row, uint32_t of) {
         A most = MaxOf<A>::missing();
         if constexpr (Team::narrow) {
             Two<Brain> all = {0xff80ff80u};
@@ -151,12 +151,12 @@ struct KeptRows {
             });
         }
         most = of_warp<MaxOf<A>>(most);
-        if (threadIdx.x % 32 == 0) *largest.own(of_turn) = most;
-        largest.tell(of_turn);
+        if (threadIdx.x % 32 == 0) *largest.own(of) = most;
+        largest.tell(of);
     }
     __device__ __forceinline__ A most() const {
         const int lane = threadIdx.x & 31;
-        const A* const all = largest.told(turn);
+        const A* const all = largest.told(number);
         return of_warp<MaxOf<A>>(lane < each_turn ? all[lane] : MaxOf<A>::missing());
     }
     /// Makes exponentials, which are kept, and tells their sums; the next row is asked for if it is
@@ -169,21 +169,21 @@ struct KeptRows {
 #pragma unroll
         for (int turn = 0; turn < turns; turn++) {
             const A sum = turn_sum(row, turn, most, next, here);
-            if (threadIdx.x % 32 == 0) sums.own(this->turn)[turn] = sum;
+            if (threadIdx.x % 32 == 0) sums.own(number)[turn] = sum;
             __syncwarp();  // so that what comes next is asked for now, not behind the last turn
         }
-        if (leads()) sums.own(this->turn)[turns] = scalar::from_bits(ticket);
-        sums.tell(this->turn);
+        if (leads()) sums.own(number)[turns] = scalar::from_bits(ticket);
+        sums.tell(number);
     }
     __device__ __forceinline__ A sum(A most) const {
-        const A* const all = sums.told(turn);
+        const A* const all = sums.told(number);
         return sum_below(most, join_leaves_of<SumOf<A>, leaves>([&](int leaf) {
                              return all[leaf % each_turn * told + leaf / each_turn];
                          }));
     }
-    /// The ticket, once the sum is known.
+    /// The ticket, once the sum is known: the first of all warps, which leads, has told it.
     __device__ __forceinline__ uint32_t told_ticket() const {
-        return scalar::bits(sums.all(turn)[turns]);
+        return scalar::bits(sums.all(number)[turns]);
     }
 
   private:
@@ -265,11 +265,11 @@ __device__ __forceinline__ void each_kept(const Grid& grid, const Make& make, co
     const auto step = Number(grid.blocks / Team::blocks);
     bool here = false;  // the row is on its way
     auto r = Number(grid.block / Team::blocks);
-    for (Number after = r + step; r < rows; kept.turn++) {
+    for (Number after = r + step; r < rows; kept.number++) {
         const auto row = make(r);
         if (!here) {
             kept.load(row);
-            kept.tell_largest(row, kept.turn);
+            kept.tell_largest(row, kept.number);
         }
         const auto next = make(after < rows ? after : r);
         here = after < rows && next.template together<4>();
@@ -279,7 +279,7 @@ __device__ __forceinline__ void each_kept(const Grid& grid, const Make& make, co
         A most = kept.most();
         if constexpr (Masked) most = scalar::masked_most(most);
         kept.tell_sums(row, most, next, here);
-        if (here) kept.tell_largest(next, kept.turn + 1);
+        if (here) kept.tell_largest(next, kept.number + 1);
         A sum = kept.sum(most);
         if constexpr (Masked) sum = scalar::masked_sum(sum);
         end(kept, r, most, sum, begun);

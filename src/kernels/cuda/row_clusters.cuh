@@ -21,7 +21,8 @@ __device__ __forceinline__ void send(uint32_t to, const Pack<float, 2>& two, uin
 /// the first.
 template <int Warps, int Blocks, int Count>
 struct RowExchange {
-    static_assert(Count % 2 == 0 || Count == 1);
+    static_assert((Count % 2 == 0 && Count <= 64) || Count == 1);
+    static_assert((Blocks & (Blocks - 1)) == 0);
     static constexpr int numbers = Warps * Blocks * Count, bytes = 2 * (4 * numbers + 8);
     char* room;  // of so many bytes
 
@@ -105,7 +106,6 @@ struct RowCluster {
     __device__ __forceinline__ static int rank() {
         return Blocks > 1 ? int(blockIdx.x % Blocks) : 0;
     }
-    __device__ __forceinline__ static bool leads() { return threadIdx.x == 0 && rank() == 0; }
     __device__ __forceinline__ uint32_t side() const { return turn % 2; }
     /// Makes the barriers, before any block of the cluster tells another.
     __device__ __forceinline__ explicit RowCluster(void* room) : room(static_cast<char*>(room)) {
@@ -120,11 +120,9 @@ struct RowCluster {
     }
     /// A barrier of all threads of the cluster, behind which each block has all numbers: `Runs`
     /// runs of `Each`, a part of each run from each block, which has written its own part before.
-    /// Callers take two arrays in turn, so that none is written while it is read. `Gives`: told()
-    /// is then what the cluster's first thread has `given`.
-    template <int Runs, int Each, bool Gives = false>
-    __device__ __forceinline__ void tell(float* all, uint32_t given = 0) {
-        if (Gives && leads()) *place() = given;
+    /// Callers take two arrays in turn, so that none is written while it is read.
+    template <int Runs, int Each>
+    __device__ __forceinline__ void tell(float* all) {
         __syncthreads();
         if constexpr (Blocks > 1) {
             constexpr int pairs = Each / 2;
@@ -132,11 +130,7 @@ struct RowCluster {
             const uint32_t barrier = shared_address(room) + 8 * side();
             // One warp sends all: a barrier takes messages one by one.
             if (const int t = threadIdx.x; t < Runs * pairs) {
-                if (t == 0) {
-                    const int more = Gives && rank() ? 1 : 0;
-                    arrive_expecting(barrier, (Runs * pairs * (Blocks - 1) + more) * 8);
-                    if (Gives && rank() == 0) send_all(place(), barrier);
-                }
+                if (t == 0) arrive_expecting(barrier, Runs * pairs * (Blocks - 1) * 8);
                 send_all(reinterpret_cast<const Pack<float, 2>*>(all) +
                              (t / pairs * Blocks + rank()) * pairs + t % pairs,
                          barrier);
@@ -147,14 +141,8 @@ struct RowCluster {
         }
         turn++;
     }
-    __device__ __forceinline__ uint32_t told() const {
-        return *reinterpret_cast<const uint32_t*>(room + 16 + 8 * (side() ^ 1));
-    }
 
   private:
-    __device__ __forceinline__ uint32_t* place() const {
-        return reinterpret_cast<uint32_t*>(room + 16 + 8 * side());
-    }
     /// Two numbers to where they lie in the other blocks.
     __device__ __forceinline__ static void send_all(const void* two, uint32_t barrier) {
         const uint32_t to = shared_address(two);

@@ -317,7 +317,7 @@ __device__ __forceinline__ void normalize_bwd_parts(const Grid& grid, A* const (
     typedef ColumnSums<A, Row, Sums, Threads> Columns;
     typedef RowTotals<A, Team, Center> Totals;
     constexpr int total = 4 * Lanes::count;  // rows of a team in a unit
-    static_assert(Coming::ahead <= total);
+    static_assert(Coming::ahead + 1 < total || (Coming::ahead == total && teams > 1));
     constexpr bool even = Shape::rows % kTreeLeaf == 0;
     typedef typename RowNumber<(Shape::rows < (1 << 30))>::type Number;
     extern __shared__ __align__(16) char bytes[];
@@ -356,7 +356,7 @@ __device__ __forceinline__ void normalize_bwd_parts(const Grid& grid, A* const (
     }
     taken.tell();
     int unit = taken.next();
-    if constexpr (teams > 1) __syncthreads();
+    if constexpr (teams > 1) __syncthreads();  // all have it before a thread tells of the next
     Number asked_from = first_of(unit), rows[Coming::ahead + 1];  // this row and those that come
     if (unit < units) {
         load_beside(asked_from + Lanes::row(0));
@@ -443,8 +443,8 @@ __device__ __forceinline__ void normalize_bwd_parts(const Grid& grid, A* const (
                 } else {
                     finish(now, number, true);
                 }
-                if constexpr (Coming::ahead < total)  // before it is asked for
-                    if (at == (Coming::ahead < total - 1 ? 1 : 0)) taken.tell();
+                if constexpr (Coming::ahead < total)
+                    if (at == 1) taken.tell();  // before next(), at total - ahead
             }
             if (i + 1 < Lanes::count) sums.carry(held, i);
         }

@@ -317,7 +317,7 @@ __device__ __forceinline__ void normalize_bwd_blocks(const Grid& grid, A* const 
         });
         return all;
     };
-    const auto finish = [&](const Begun& row, uint32_t its_number, bool stores) {
+    const auto finish = [&](const Begun& row, uint32_t its_number) {
         A of[Totals::count];
         totals.get(its_number, of);
         A shift = A(0);
@@ -325,7 +325,7 @@ __device__ __forceinline__ void normalize_bwd_blocks(const Grid& grid, A* const 
         const A slope = by_count<Shape::n>(of[Totals::count - 1]), scale = row.scale;
         const auto dx = team.combine(opened(row.g), opened(row.v),
                                      [=](A a, A b) { return scale * ((a - shift) - b * slope); });
-        if (!stores || !exists(row.r)) return;
+        if (!exists(row.r)) return;
         const auto out = put(row.r);
         if constexpr (Together && decltype(put(0))::spans)
             each_piece<Row>([&](int k, int i) { out.template across<V, true>(i, dx.a[0][k]); });
@@ -389,12 +389,10 @@ __device__ __forceinline__ void normalize_bwd_blocks(const Grid& grid, A* const 
                 load_beside(behind(1));
                 totals.show(team, opened(now.v), opened(now.g), number);
                 if constexpr (Behind) {
-                    // A warp makes something of nothing before its first row, rather than wait at a
-                    // branch for its own sums.
-                    if (j > 0 || turn > 0) finish(before, number - 1, true);
+                    if (j > 0 || turn > 0) finish(before, number - 1);  // there is one before
                     before = now;
                 } else {
-                    finish(now, number, true);
+                    finish(now, number);
                 }
             }
             if (i == 0) taken.tell();
@@ -408,7 +406,7 @@ __device__ __forceinline__ void normalize_bwd_blocks(const Grid& grid, A* const 
         __syncthreads();
         if (threadIdx.x == 0) add_release(counters + 1, 1u);
     }
-    if (Behind && turn > 0) finish(before, 4 * turn - 1, true);
+    if (Behind && turn > 0) finish(before, 4 * turn - 1);
     sync_cluster();  // none is gone while others send to it
     constexpr int columns = units > 1024  ? 8
                             : units > 512 ? 16
