@@ -7,6 +7,16 @@
 
 namespace aicf {
 
+/// Yes or No.
+template <bool First, class Yes, class No>
+struct OneOf {
+    typedef Yes type;
+};
+template <class Yes, class No>
+struct OneOf<false, Yes, No> {
+    typedef No type;
+};
+
 /// One row, in registers. Of row = make(r): row.across<V, Together>(i) reads what elements i to
 /// i + V - 1 are made from.
 template <class Team, class Made, bool Together>

@@ -114,6 +114,27 @@ __device__ __forceinline__ void end_sums(A* held, A* const (&parts)[Sums], int w
     }
 }
 
+/// All sums of columns, by all blocks, once `Units` units are there, of which each of `Blocks`
+/// blocks has left a part. Three counters: units that are taken, parts that are there, blocks that
+/// are done.
+template <int Sums, int Units, int Blocks, int N, int Threads, class A, class Ends>
+__device__ __forceinline__ void join_units(const Grid& grid, A* held, A* const (&parts)[Sums],
+                                           uint32_t* counters, Ends ends) {
+    constexpr int columns = Units > 1024  ? 8
+                            : Units > 512 ? 16
+                                          : 32,
+                  strips = (N + columns - 1) / columns;
+    if (int(grid.block) < Sums * strips) {
+        if (threadIdx.x == 0) wait_count(counters + 1, uint32_t(Units * Blocks));
+        __syncthreads();
+        for (int task = int(grid.block); task < Sums * strips; task += int(grid.blocks))
+            end_sums<Sums, 0, columns, Units, N, Threads>(held, parts, task / strips, task % strips,
+                                                          ends);
+    }
+    if (threadIdx.x == 0 && atomicAdd(counters + 2, 1u) == grid.blocks - 1)
+        for (int k = 0; k < 3; k++) clear_counter(counters + k);
+}
+
 /// The sums of a row that its gradient takes: of g, where `Center`, and of g v. A warp has them at
 /// once. Warps of a block, or of the blocks of a cluster, show each other what leaves come to, and
 /// go on to the next row before they ask for the sums: four rows in turn have barriers and places
@@ -270,16 +291,6 @@ struct StoredRow<float, Row> {
     }
 };
 
-/// How a team's rows come: `Slots` of them to shared memory, or one to registers.
-template <class Team, class Made, int N, int Slots, bool Together>
-struct ComingRows {
-    typedef RowsToShared<Team, Made, N, Slots, Together> type;
-};
-template <class Team, class Made, int N, bool Together>
-struct ComingRows<Team, Made, N, 0, Together> {
-    typedef RowsToRegisters<Team, Made, Together> type;
-};
-
 /// What is the same for all rows: a thread's pieces in registers, or those of all lanes of a team
 /// in shared memory.
 template <class Row, class Same, bool Shared, int Lanes>
@@ -310,7 +321,8 @@ __device__ __forceinline__ void normalize_bwd_parts(const Grid& grid, A* const (
     constexpr int V = Row::side, pieces = Row::turns * Row::lines, n = int(Shape::n);
     typedef decltype(make(0)) Made;
     typedef typename Made::template Same<V> Same;
-    typedef typename ComingRows<Team, Made, n, Slots, Together>::type Coming;
+    typedef typename OneOf<(Slots > 0), RowsToShared<Team, Made, n, Slots, Together>,
+                           RowsToRegisters<Team, Made, Together>>::type Coming;
     constexpr int teams = Team::count(Threads),
                   leaves = int((Shape::rows + kTreeLeaf - 1) / kTreeLeaf), units = leaves * Parts;
     typedef LanesOf<teams * Parts> Lanes;
@@ -475,19 +487,7 @@ __device__ __forceinline__ void normalize_bwd_parts(const Grid& grid, A* const (
     }
     if (Behind && turn > 0) finish(before, 4 * turn - 1, true);
     if constexpr (Team::blocks > 1) sync_cluster();  // none is gone while others send to it
-    constexpr int columns = units > 1024  ? 8
-                            : units > 512 ? 16
-                                          : 32,
-                  strips = (n + columns - 1) / columns;
-    if (int(grid.block) < Sums * strips) {
-        if (threadIdx.x == 0) wait_count(counters + 1, uint32_t(units * Team::blocks));
-        __syncthreads();
-        for (int task = int(grid.block); task < Sums * strips; task += int(grid.blocks))
-            end_sums<Sums, 0, columns, units, n, Threads>(held, parts, task / strips, task % strips,
-                                                          ends);
-    }
-    if (threadIdx.x == 0 && atomicAdd(counters + 2, 1u) == grid.blocks - 1)
-        for (int k = 0; k < 3; k++) clear_counter(counters + k);
+    join_units<Sums, units, Team::blocks, n, Threads>(grid, held, parts, counters, ends);
 }
 
 /// normalize_bwd_rows with sums. Of row = make(r), row.across<V, Together>(i) reads what elements i

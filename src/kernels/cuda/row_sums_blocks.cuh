@@ -113,14 +113,6 @@ struct LeavesToShared {
         return from + before * span + (i - begin) * size;
     }
 };
-template <class Team, class Made, int N, int Slots, bool Together>
-struct ComingLeaves {
-    typedef LeavesToShared<Team, Made, N, Slots, Together> type;
-};
-template <class Team, class Made, int N, bool Together>
-struct ComingLeaves<Team, Made, N, 0, Together> {
-    typedef LeavesToRegisters<Team, Made, Together> type;
-};
 
 /// As ColumnSums, of the columns of a leaf.
 template <class A, class Row, int Sums, int Threads>
@@ -269,7 +261,8 @@ __device__ __forceinline__ void normalize_bwd_blocks(const Grid& grid, A* const 
     typedef typename Team::Row Row;
     constexpr int V = Row::side, n = int(Shape::n);
     typedef decltype(make(0)) Made;
-    typedef typename ComingLeaves<Team, Made, n, Slots, Together>::type Coming;
+    typedef typename OneOf<(Slots > 0), LeavesToShared<Team, Made, n, Slots, Together>,
+                           LeavesToRegisters<Team, Made, Together>>::type Coming;
     constexpr int leaves = int((Shape::rows + kTreeLeaf - 1) / kTreeLeaf), units = leaves * Parts,
                   ahead = Coming::ahead;
     typedef LanesOf<Parts> Lanes;
@@ -408,19 +401,7 @@ __device__ __forceinline__ void normalize_bwd_blocks(const Grid& grid, A* const 
     }
     if (Behind && turn > 0) finish(before, 4 * turn - 1);
     sync_cluster();  // none is gone while others send to it
-    constexpr int columns = units > 1024  ? 8
-                            : units > 512 ? 16
-                                          : 32,
-                  strips = (n + columns - 1) / columns;
-    if (int(grid.block) < Sums * strips) {
-        if (threadIdx.x == 0) wait_count(counters + 1, uint32_t(units * Team::blocks));
-        __syncthreads();
-        for (int task = int(grid.block); task < Sums * strips; task += int(grid.blocks))
-            end_sums<Sums, 0, columns, units, n, Threads>(held, parts, task / strips, task % strips,
-                                                          ends);
-    }
-    if (threadIdx.x == 0 && atomicAdd(counters + 2, 1u) == grid.blocks - 1)
-        for (int k = 0; k < 3; k++) clear_counter(counters + k);
+    join_units<Sums, units, Team::blocks, n, Threads>(grid, held, parts, counters, ends);
 }
 
 /// normalize_bwd_sums of rows that clusters hold.
