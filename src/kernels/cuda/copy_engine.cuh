@@ -148,7 +148,8 @@ __device__ __forceinline__ void copy_box_among(uint32_t to, const void* map, int
         "l"(map), "r"(x), "r"(y), "r"(z), "r"(barrier), "h"(uint16_t(blocks))
         : "memory");
 }
-/// Bytes that lie side by side, which the kernel does not write.
+/// Bytes that lie side by side, which the kernel does not write before they have come, or of which
+/// nothing is then used.
 __device__ __forceinline__ void copy_kept_bytes(uint32_t to, const void* from, uint32_t bytes,
                                                 uint32_t barrier) {
     asm volatile(

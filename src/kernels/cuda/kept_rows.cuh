@@ -53,11 +53,9 @@ __device__ __forceinline__ A join_leaves(const A* of_leaf) {
 /// So that what was made of x is made again.
 template <class T>
 __device__ __forceinline__ void keep_stored(T& x) {
-    constexpr int words = sizeof(T) / 8;
-    static_assert(sizeof(T) == 8 * words);
+    static_assert(sizeof(T) == 8);
 #ifdef __CUDACC_RTC__
-#pragma unroll
-    for (int k = 0; k < words; k++) asm volatile("" : "+l"(reinterpret_cast<uint64_t*>(&x)[k]));
+    asm volatile("" : "+l"(reinterpret_cast<uint64_t&>(x)));
 #endif
 }
 
