@@ -28,6 +28,11 @@ int64_t shared_bytes(const Limits& limits) {
     return limits.major >= 9 ? 227 << 10 : limits.major == 8 ? 99 << 10 : 48 << 10;
 }
 
+int64_t clustered_processors(const Limits& limits, int64_t blocks) {
+    const int64_t processors = std::max(limits.processors, 1);
+    return blocks > 2 ? std::max(processors * 10 / 11, blocks) : processors;
+}
+
 Limits one_block(const Limits& limits) {
     Limits own = limits;
     own.processors = 1;

@@ -90,6 +90,9 @@ struct Limits {
 };
 /// Shared memory that a block may have, in bytes.
 int64_t shared_bytes(const Limits& limits);
+/// Processors that run clusters of so many blocks at once. Of more than two some stay idle: an H100
+/// of 132 runs 30 of four, and 15 of eight.
+int64_t clustered_processors(const Limits& limits, int64_t blocks);
 
 /// The kernel of an op; Unsupported when none fits.
 KernelText kernel_text(const LoweredOp& op, const Limits& limits);

@@ -302,6 +302,27 @@ __device__ __forceinline__ A join_lanes(const A (&s)[V]) {
     }
 }
 
+/// The same of two at a time: each half of the threads goes on with one of them.
+template <class Op, int Lanes, bool Soon, class A, int V>
+__device__ __forceinline__ void join_lanes_of_two(const A (&s)[2][V], A (&all)[2]) {
+    if constexpr (Lanes >= 4 && !Soon && Op::ordered) {
+        const bool high = threadIdx.x & Lanes / 2;
+        A v[V];
+#pragma unroll
+        for (int c = 0; c < V; c++) {
+            const A kept = high ? s[1][c] : s[0][c], given = high ? s[0][c] : s[1][c];
+            v[c] = Op::join(kept, __shfl_xor_sync(0xffffffffu, given, Lanes / 2));
+        }
+        const A own = join_lanes<Op, Lanes / 2>(v),
+                other = __shfl_xor_sync(0xffffffffu, own, Lanes / 2);
+        all[0] = high ? other : own;
+        all[1] = high ? own : other;
+    } else {
+#pragma unroll
+        for (int k = 0; k < 2; k++) all[k] = join_lanes<Op, Lanes, Soon>(s[k]);
+    }
+}
+
 /// One leaf of n elements, n in [1, 512], by a whole warp; `Whole`: n is 512.
 template <class Op, class A, bool Whole, class Row>
 __device__ __forceinline__ A leaf(const Row& row, int64_t begin, int64_t n) {

@@ -52,8 +52,8 @@ class RowSumsText {
     KernelText text() {
         check(fits(), "cuda: sums beside a row op of another form");
         const BlockLayout layout(group_);
-        text_.includes = {turn_ > 0 ? "row_sums_blocks.cuh" : "row_sums.cuh"};
-        text_.begins = turn_ == 0;
+        text_.includes = {blocks_ ? "row_sums_blocks.cuh" : "row_sums.cuh"};
+        text_.begins = !blocks_;
         text_.name = cat(kernel_stem(op_), "_sums_", dtype_abbrev(row_.x->dtype));
         for (size_t k = 0; k < group_.members.size(); k++) part(k);
         rows(layout);
@@ -66,13 +66,12 @@ class RowSumsText {
                          ".template ptr<float>(16)");
         text_.body += cat("    float* const parts[] = {", parts, "};\n");
         text_.body +=
-            cat("    normalize_bwd_", turn_ > 0 ? "block_" : "", "sums<float, ", team_, ", ",
+            cat("    normalize_bwd_", blocks_ ? "block_" : "", "sums<float, ", team_, ", ",
                 row_.attrs->flag("center") ? "true" : "false", ", ", sums_, ", ", parts_, ", ",
                 text_.threads, ", ", stored_, behind_ ? ", true, " : ", false, ", slots_,
-                turn_ > 0 ? cat(", ", turn_) : "", ", @_0_Shape>(grid, parts, ", first,
-                ".template ptr<uint32_t>(", BlockLayout(group_.members[1]).tail,
-                "), @_Make{block}, @_0_One1{", member(0, layout), "}, @_0_Put{", member(0, layout),
-                "}, @_Ends{block});\n}\n");
+                ", @_0_Shape>(grid, parts, ", first, ".template ptr<uint32_t>(",
+                BlockLayout(group_.members[1]).tail, "), @_Make{block}, @_0_One1{",
+                member(0, layout), "}, @_0_Put{", member(0, layout), "}, @_Ends{block});\n}\n");
         return text_;
     }
 
@@ -205,6 +204,7 @@ class RowSumsText {
 
     /// The same of rows that blocks hold, or clusters of blocks, a warp a leaf.
     bool choose_blocks() {
+        blocks_ = leaves_ > kWideLeaves;
         text_.cluster = leaves_ <= kBlockLeaves  ? 1
                         : leaves_ <= kPairLeaves ? 2
                         : leaves_ <= kQuadLeaves ? 4
@@ -216,27 +216,22 @@ class RowSumsText {
         text_.resident = static_cast<int>(kSumsRegisters / ((wide() ? 255 : 128) * text_.threads));
         if (text_.resident < 1 || limits_.processors < text_.cluster) return false;
         // With a mean, rows of two blocks came to registers as fast or faster (16384x16384 took an
-        // H200 801 us for 972), and two rows one after the other took more registers than there
-        // are.
+        // H200 801 us for 972).
         const bool slim = sums_ == 1 && !row_.attrs->flag("center");
-        const bool wide_rows = leaves_ > kWideLeaves;
-        slots_ = wide_rows && copies() && (slim || text_.cluster > 2) ? kBlockSlots : 0;
-        turn_ = wide_rows ? slots_ > 0 && slim ? 2 : 1 : 0;
+        slots_ = blocks_ && copies() && (text_.cluster > 2 || slim) ? kBlockSlots : 0;
         behind_ = narrow();
-        const int64_t count = row_.attrs->flag("center") ? 2 : 1,  // sums of a row
-            wait = sums_ * 64 * text_.threads,                     // bytes of a subtree
-            shown = 4 * count * warps * text_.cluster,             // of a row's leaves
-            coming =
-                slots_ > 0
-                    ? warps * (slots_ * kTreeLeaf * copied_size() + (8 * slots_ + 15) / 16 * 16)
-                    : 0,
-                      clusters = int64_t{limits_.processors} * text_.resident / text_.cluster;
+        const int64_t count = row_.attrs->flag("center") ? 2 : 1,        // sums of a row
+            wait = sums_ * 64 * text_.threads,                           // bytes of a subtree
+            shown = 4 * count * ceil_div(warps * text_.cluster, 4) * 4,  // of a row's leaves
+            coming = warps * slots_ * kTreeLeaf * copied_size(),
+                      clusters = clustered_processors(limits_, text_.cluster) * text_.resident /
+                                 text_.cluster;
         units_ = 0;
         double best = 0;  // the share of clusters' time that is work
         for (int64_t parts = 1; parts < kTreeLanes; parts *= 2) {
             int64_t levels = 0;
             while (parts << levels < kTreeLanes) levels++;
-            const int64_t shared = 4 * shown + 32 + coming +
+            const int64_t shared = 4 * shown + (blocks_ ? 96 : 32) + coming +
                                    std::max(levels * wait, int64_t{4} * text_.threads),
                           units = ceil_div(rows_, kTreeLeaf) * parts;
             const double share = static_cast<double>(units) /
@@ -455,7 +450,7 @@ class RowSumsText {
     std::string team_;
     int64_t side_ = 4, parts_ = 1, units_ = 0;
     int64_t slots_ = 0;    // of rows that come to shared memory
-    int64_t turn_ = 0;     // of rows that blocks hold, so many one after the other without a branch
+    bool blocks_ = false;  // of a cluster hold rows, by the kernel of wide ones
     bool behind_ = false;  // a row's gradient is made after the sums of the next
     KernelText text_;
 };

@@ -276,6 +276,12 @@ struct StoredRow {
         each_piece<Row>([&](int k, int) { piece[k].open(all.a[k / Row::lines][k % Row::lines]); });
         return all;
     }
+    __device__ __forceinline__ void fill(int k, float x) {
+        float all[V];
+#pragma unroll
+        for (int c = 0; c < V; c++) all[c] = x;
+        piece[k] = Words<E, V>::of(all);
+    }
 };
 template <class Row>
 struct StoredRow<float, Row> {
@@ -288,6 +294,10 @@ struct StoredRow<float, Row> {
                 all.a[k / Row::lines][k % Row::lines][c] = piece[k][c];
         });
         return all;
+    }
+    __device__ __forceinline__ void fill(int k, float x) {
+#pragma unroll
+        for (int c = 0; c < Row::side; c++) piece[k][c] = x;
     }
 };
 

@@ -2,6 +2,7 @@
 // beside them (row_sums.cuh): a warp has a leaf of each row, its threads the same columns of all.
 #pragma once
 
+#include "copies.cuh"
 #include "row_clusters.cuh"
 #include "row_sums.cuh"
 
@@ -24,11 +25,12 @@ struct LeavesToRegisters {
     Some next[Row::lines];
     __device__ __forceinline__ static constexpr int bytes(int) { return 0; }
     __device__ __forceinline__ explicit LeavesToRegisters(char*) {}
-    __device__ __forceinline__ void ask(const Made& row, uint32_t) {
+    __device__ __forceinline__ void ask(const Made& row, uint32_t, bool there) {
+        if (!there) return;
         each_piece<Row>([&](int k, int i) { next[k] = row.template across<V, Together>(i); });
     }
     __device__ __forceinline__ void ask_beside(const Made&) {}
-    __device__ __forceinline__ void wait(uint32_t) const {}
+    __device__ __forceinline__ void wait() const {}
     /// body(k, what piece k is made from)
     template <class Body>
     __device__ __forceinline__ void each(const Made&, uint32_t, const Body& body) const {
@@ -37,80 +39,74 @@ struct LeavesToRegisters {
     __device__ __forceinline__ void done() const {}
 };
 
-/// The next rows, `Slots` of them, in shared memory, where each warp has its own leaf of them; as
-/// RowsToShared has it.
+/// The next rows, `Slots` of them, in shared memory, where each warp has its own leaf of them. Of
+/// row: row.each_copied calls body(x, size, before) for what is copied, of whose elements of `size`
+/// bytes others take `before` bytes ahead of it, and Made::copied bytes in all; row.beside() reads
+/// what there is one of for all of a row; row.with<V>(place, beside) is what elements are made from
+/// that lie at place(size, before).
+/// `Together`: rows begin at multiples of 16 bytes; else threads copy, each what it will read.
 template <class Team, class Made, int N, int Slots, bool Together>
 struct LeavesToShared {
     typedef typename Team::Row Row;
     static constexpr int ahead = Slots, V = Row::side, span = int(kTreeLeaf),
-                         slot = span * Made::copied, barriers = (8 * Slots + 15) / 16 * 16;
-    static_assert(slot % 16 == 0);
+                         slot = span * Made::copied;
+    static_assert(slot % 16 == 0 && Row::turns == 1 && V == 4);
     __device__ __forceinline__ static constexpr int bytes(int threads) {
-        return threads / 32 * (Slots * slot + barriers);
+        return threads / 32 * Slots * slot;
     }
     typedef typename Made::template Some<V> Some;
     typename Made::Beside next = {}, beside = {};
     char* const slots;
-    const uint32_t barrier0;
-    const int begin;
 
     __device__ __forceinline__ explicit LeavesToShared(char* shared)
-        : slots(shared + int(threadIdx.x) / 32 * Slots * slot),
-          barrier0(shared_address(shared) + int(blockDim.x) / 32 * Slots * slot +
-                   int(threadIdx.x) / 32 * barriers),
-          begin(Row::leaf_of(0) * span) {
-        if (threadIdx.x % 32 == 0) {
-            for (int s = 0; s < Slots; s++) init_barrier(barrier0 + 8 * s, 1);
-            asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-        }
-        __syncwarp();
-    }
-    __device__ __forceinline__ bool some() const { return Row::whole || begin < N; }
-    /// For the `number`-th row, whose slot all of the warp are done with.
-    __device__ __forceinline__ void ask(const Made& row, uint32_t number) {
-        if (!some()) return;
+        : slots(shared + int(threadIdx.x) / 32 * Slots * slot) {}
+    /// For the `number`-th row, whose slot all of the warp are done with, if it is `there`.
+    __device__ __forceinline__ void ask(const Made& row, uint32_t number, bool there) {
         char* const to = slots + number % Slots * slot;
-        const uint32_t barrier = barrier0 + number % Slots * 8;
-        if constexpr (!Together)
-            each_piece<Row>([&](int, int i) {
-                row.each_copied([&](const void* x, int size, int before) {
-                    auto* const own = reinterpret_cast<uint16_t*>(at(to, i, size, before));
-                    const auto* const from = static_cast<const uint16_t*>(x) + i * size / 2;
-#pragma unroll
-                    for (int j = 0; j < V * size / 2; j++) own[j] = from[j];
-                });
-            });
-        if (!elected()) return;
-        if constexpr (Together) {
-            const int count = Row::whole || begin + span <= N ? span : N - begin;
-            arrive_expecting(barrier, count * Made::copied);
+        if (there)
             row.each_copied([&](const void* x, int size, int before) {
-                copy_kept_bytes(shared_address(to + before * span),
-                                static_cast<const char*>(x) + begin * size, count * size, barrier);
+                if constexpr (Together) {
+                    copy(to + before * span, static_cast<const char*>(x), size);
+                } else {
+                    each_piece<Row>([&](int k, int i) {
+                        auto* const own = reinterpret_cast<uint16_t*>(at(to, k, size, before));
+                        const auto* const from = static_cast<const uint16_t*>(x) + i * size / 2;
+#pragma unroll
+                        for (int j = 0; j < V * size / 2; j++) own[j] = from[j];
+                    });
+                }
             });
-        } else {
-            arrive_at<1>(barrier, 0);
-        }
+        commit_copies();
     }
     /// Of the row behind the current one.
     __device__ __forceinline__ void ask_beside(const Made& row) { next = row.beside(); }
-    __device__ __forceinline__ void wait(uint32_t number) {
+    __device__ __forceinline__ void wait() {
         beside = next;
-        if (some()) wait_barrier(barrier0 + number % Slots * 8, number / Slots % 2);
+        wait_copies<Slots - 1>();
+        __syncwarp();  // what other lanes have copied, too
     }
     template <class Body>
     __device__ __forceinline__ void each(const Made& row, uint32_t number, const Body& body) const {
         char* const from = slots + number % Slots * slot;
-        every_piece<Row>([&](int k, int i) {
+        every_piece<Row>([&](int k, int) {
             body(k, row.template with<V>(
-                        [&](int size, int before) { return at(from, i, size, before); }, beside));
+                        [&](int size, int before) { return at(from, k, size, before); }, beside));
         });
     }
     __device__ __forceinline__ void done() const { __syncwarp(); }
 
   private:
-    __device__ __forceinline__ char* at(char* from, int i, int size, int before) const {
-        return from + before * span + (i - begin) * size;
+    __device__ __forceinline__ static char* at(char* from, int k, int size, int before) {
+        return from + before * span + (k * int(kTreeLanes) + V * int(threadIdx.x % 32)) * size;
+    }
+    /// 16 bytes a lane.
+    __device__ __forceinline__ static void copy(char* to, const char* x, int size) {
+        const int begin = Row::leaf_of(0) * span;
+#pragma unroll
+        for (int k = 0; k < span * size / 512; k++) {
+            const int byte = 512 * k + 16 * int(threadIdx.x % 32);
+            if (Row::has(begin + byte / size)) copy_async<16>(to + byte, x + begin * size + byte);
+        }
     }
 };
 
@@ -124,6 +120,12 @@ struct LeafSums {
     __device__ __forceinline__ static Four& at(A* held, int depth, int sum, int line) {
         return reinterpret_cast<Four*>(
             held)[((depth * Sums + sum) * lines + line) * Threads + threadIdx.x];
+    }
+    __device__ __forceinline__ Four four(int sum, int line) const {
+        Four own;
+#pragma unroll
+        for (int c = 0; c < 4; c++) own.at[c] = now[sum][line][c];
+        return own;
     }
     __device__ __forceinline__ void join(A* held, int depth) {
 #pragma unroll
@@ -142,10 +144,7 @@ struct LeafSums {
 #pragma unroll
         for (int sum = 0; sum < Sums; sum++)
 #pragma unroll
-            for (int line = 0; line < lines; line++) {
-                const A(&own)[4] = now[sum][line];
-                at(held, depth, sum, line) = {own[0], own[1], own[2], own[3]};
-            }
+            for (int line = 0; line < lines; line++) at(held, depth, sum, line) = four(sum, line);
     }
     /// Nothing has been added: -0 leaves any number as it is.
     __device__ __forceinline__ void clear() {
@@ -158,51 +157,65 @@ struct LeafSums {
     }
     /// Those of a sum to where columns lie side by side.
     __device__ __forceinline__ void put(A* to, int sum) const {
-        each_piece<Row>([&](int line, int i) {
-            const A(&own)[4] = now[sum][line];
-            *reinterpret_cast<Four*>(to + i) = {own[0], own[1], own[2], own[3]};
-        });
+        each_piece<Row>(
+            [&](int line, int i) { *reinterpret_cast<Four*>(to + i) = four(sum, line); });
     }
 };
 
-/// The sums of a row that its gradient takes: of g, where `Center`, and of g v. Warps show each
-/// other what their leaves come to, and go on to the next row before they ask for the sums. Four
-/// rows in turn have barriers and places of their own, since who asks for row r may be while others
-/// are at r + 2, and what these send comes in any order. Every warp shows something of each row, if
-/// it has a leaf of it or not: who has all of row r + 2 knows that all warps have what they asked
-/// of row r.
-template <class A, class Team, bool Center>
+/// The sums of a row that its gradient takes, over N elements each: of g, where `Center`, and of
+/// g v. Warps show all blocks what their leaves come to, and go on to the next row; in each block
+/// the warp whose turn it is joins these and tells the others. Four rows in turn have barriers and
+/// places of their own, since who asks for row r may be while others are at r + 2, and what these
+/// send comes in any order. Every warp shows something of each row, if it has a leaf of it or not:
+/// where all of row r + 2 is there, all warps have what they asked of row r.
+template <class A, class Team, bool Center, int64_t N>
 struct LeafTotals {
     typedef typename Team::Row Row;
-    static constexpr int count = Center ? 2 : 1, leaves = Row::leaves, places = 4,
+    static constexpr int count = Center ? 2 : 1, leaves = Row::leaves, places = 4, warps = Row::own,
                          shown = Row::together,  // of all warps
-        words = (places * count * shown + 3) / 4 * 4 + 2 * places;
+        // Of neighbouring leaves a lane reads `near` one after the other, all lanes side by side.
+        near = leaves > 64   ? 4
+               : leaves > 32 ? 2
+                             : 1,
+                         lanes = (shown + near - 1) / near, room = near * lanes,
+                         told = (places * count * room + 3) / 4 * 4,
+                         words = told + 2 * places + 4 * places;
+    static_assert(lanes <= 32);
     typedef Pack<A, count> Both;
     A* shared;
     uint32_t place0, barriers;
+    int turn;  // of this warp to join a row, after so many others
 
     __device__ __forceinline__ explicit LeafTotals(A* from)
-        : shared(from), place0(shared_address(from)), barriers(place0 + 4 * (words - 2 * places)) {
+        : shared(from),
+          place0(shared_address(from)),
+          barriers(place0 + 4 * (told + 2 * places)),
+          turn(int(threadIdx.x / 32)) {
         static_assert(Row::turns == 1 && sizeof(A) == 4 && Team::blocks > 1);
         if (threadIdx.x == 0)
-            for (int k = 0; k < places; k++) init_barrier(barriers + 8 * k, 1);
+            for (int k = 0; k < 2 * places; k++) init_barrier(barriers + 8 * k, 1);
     }
+    /// Of what all warps show of a row.
     __device__ __forceinline__ uint32_t barrier(uint32_t number) const {
         return barriers + number % places * 8;
     }
-    /// Of neighbouring leaves a lane reads `near` one after the other, all lanes side by side.
-    static constexpr int near = leaves > 64 ? 4 : leaves > 32 ? 2 : 1, lanes = shown / near;
-    static_assert(shown % near == 0 && leaves <= 32 * near);
-
+    /// Of what that comes to.
+    __device__ __forceinline__ uint32_t known(uint32_t number) const {
+        return barriers + (places + number % places) * 8;
+    }
+    __device__ __forceinline__ Both& total(uint32_t number) const {
+        return reinterpret_cast<Both*>(shared + told)[number % places];
+    }
     /// Of row `number`.
     __device__ __forceinline__ void show(Team& team, const Row& v, const Row& g, uint32_t number) {
         const Row product = team.combine(g, v, [](A a, A b) { return a * b; });
         A of[count][1];
-        if constexpr (Center) g.template leaf_results<SumOf<A>>(of[0]);
-        product.template leaf_results<SumOf<A>>(of[count - 1]);
+        if constexpr (Center)
+            Row::template leaf_results<SumOf<A>, true>(g, product, of);
+        else
+            product.template leaf_results<SumOf<A>, true>(of[0]);
         const int leaf = Row::leaf_of(0);
-        const uint32_t place = number % places * shown + leaf % near * lanes + leaf / near;
-        __syncwarp();  // all have read what was here
+        const uint32_t place = number % places * room + leaf % near * lanes + leaf / near;
         Both both;
 #pragma unroll
         for (int k = 0; k < count; k++) both.at[k] = of[k][0];
@@ -217,10 +230,13 @@ struct LeafTotals {
         // One thread of the block waits for all of a row.
         if (threadIdx.x == 0) arrive_expecting(barrier(number), 4 * count * shown);
     }
-    __device__ __forceinline__ void get(uint32_t number, A (&sums)[count]) const {
+    /// Once for each row, before get(): what it comes to, if it is this warp's turn.
+    __device__ __forceinline__ void join(uint32_t number) {
+        if (turn-- > 0) return;
+        turn = warps - 1;
         // What was shown lies in shared memory, which an acquire of the block's scope orders.
         wait_barrier(barrier(number), number / places % 2);
-        const Both* const here = reinterpret_cast<const Both*>(shared) + number % places * shown;
+        const Both* const here = reinterpret_cast<const Both*>(shared) + number % places * room;
         const int lane = threadIdx.x % 32;
         A of[count][near];
 #pragma unroll
@@ -245,16 +261,20 @@ struct LeafTotals {
 #pragma unroll
         for (int s = 2; s * near < leaves; s *= 2)
             one = SumOf<A>::join(one, __shfl_xor_sync(0xffffffffu, one, s));
-#pragma unroll
-        for (int k = 0; k < count; k++) sums[k] = __shfl_sync(0xffffffffu, one, k);
+        if (lane < count) total(number).at[lane] = by_count<N>(one);
+        __syncwarp();
+        if (lane == 0) arrive_at<1>(known(number), 0);
+    }
+    /// Those sums over N.
+    __device__ __forceinline__ Both get(uint32_t number) const {
+        wait_barrier(known(number), number / places % 2);
+        return total(number);
     }
 };
 
 /// normalize_bwd_sums of rows that clusters hold, where V neighbours may move together, or may not.
-/// `Turn`: of a lane's four rows, so many are written out one after the other.
 template <class A, class Team, bool Center, int Sums, int Parts, int Threads, class E, bool Behind,
-          int Slots, int Turn, bool Together, class Shape, class Make, class Rstd, class Put,
-          class Ends>
+          int Slots, bool Together, class Shape, class Make, class Rstd, class Put, class Ends>
 __device__ __forceinline__ void normalize_bwd_blocks(const Grid& grid, A* const (&parts)[Sums],
                                                      uint32_t* counters, Make make, Rstd rstd,
                                                      Put put, Ends ends) {
@@ -266,7 +286,7 @@ __device__ __forceinline__ void normalize_bwd_blocks(const Grid& grid, A* const 
     constexpr int leaves = int((Shape::rows + kTreeLeaf - 1) / kTreeLeaf), units = leaves * Parts,
                   ahead = Coming::ahead;
     typedef LanesOf<Parts> Lanes;
-    typedef LeafTotals<A, Team, Center> Totals;
+    typedef LeafTotals<A, Team, Center, Shape::n> Totals;
     static_assert(Lanes::count > 1 && ahead <= 4 && V == 4);
     constexpr bool even = Shape::rows % kTreeLeaf == 0;
     typedef typename RowNumber<(Shape::rows < (1 << 30))>::type Number;
@@ -310,12 +330,20 @@ __device__ __forceinline__ void normalize_bwd_blocks(const Grid& grid, A* const 
         });
         return all;
     };
+    // Behind the row's end nothing is added to either sum.
+    const bool beyond = !Row::whole && (Row::leaf_of(0) + 1) * int(kTreeLeaf) > n;
+    const auto end_row = [](Begun& row) {
+#pragma unroll
+        for (int k = 0; k < Row::lines; k++)
+            if (!Row::has(Row::first(0, k))) {
+                row.v.fill(k, 0.0f);
+                row.g.fill(k, -0.0f);
+            }
+    };
     const auto finish = [&](const Begun& row, uint32_t its_number) {
-        A of[Totals::count];
-        totals.get(its_number, of);
-        A shift = A(0);
-        if constexpr (Center) shift = by_count<Shape::n>(of[0]);
-        const A slope = by_count<Shape::n>(of[Totals::count - 1]), scale = row.scale;
+        const auto of = totals.get(its_number);
+        const A shift = Center ? of.at[0] : A(0), slope = of.at[Totals::count - 1],
+                scale = row.scale;
         const auto dx = team.combine(opened(row.g), opened(row.v),
                                      [=](A a, A b) { return scale * ((a - shift) - b * slope); });
         if (!exists(row.r)) return;
@@ -333,7 +361,7 @@ __device__ __forceinline__ void normalize_bwd_blocks(const Grid& grid, A* const 
     if (unit < units) {
         next = first_of(unit);
 #pragma unroll
-        for (int k = 0; k < ahead; k++) coming.ask(make(kept(next + int(kTreeLanes) * k)), k);
+        for (int k = 0; k < ahead; k++) coming.ask(make(kept(next + int(kTreeLanes) * k)), k, true);
         load_beside(next);
     }
     uint32_t turn = 0;  // of rows, four at a time
@@ -353,14 +381,15 @@ __device__ __forceinline__ void normalize_bwd_blocks(const Grid& grid, A* const 
             }
             const bool more = unit < units;
             sums.clear();
-#pragma unroll(Together ? Turn : 1)
+#pragma unroll 1
             for (int j = 0; j < 4; j++) {
                 const uint32_t number = 4 * turn + j;
                 const Made row = make(0);
                 Begun now = {};
                 now.r = base + int(kTreeLanes) * j;
                 const bool there = exists(now.r);
-                coming.wait(number);
+                const bool first_row = j == 0 && turn == 0;
+                coming.wait();
                 coming.each(row, number, [&](int k, const typename Coming::Some& some) {
                     A t[Sums][V];
                     row.open(some, same[k], now.v.piece[k], now.g.piece[k], t);
@@ -374,17 +403,20 @@ __device__ __forceinline__ void normalize_bwd_blocks(const Grid& grid, A* const 
                 });
                 now.scale = next_scale;
                 coming.done();
+                if (beyond) end_row(now);
                 const auto behind = [&](int k) {
                     return j + k < 4 ? base + int(kTreeLanes) * (j + k)
                                      : next + int(kTreeLanes) * (j + k - 4);
                 };
-                if (j + ahead < 4 || more) coming.ask(make(kept(behind(ahead))), number + ahead);
+                coming.ask(make(kept(behind(ahead))), number + ahead, j + ahead < 4 || more);
                 load_beside(behind(1));
+                if (Behind && !first_row) totals.join(number - 1);
                 totals.show(team, opened(now.v), opened(now.g), number);
                 if constexpr (Behind) {
-                    if (j > 0 || turn > 0) finish(before, number - 1);  // there is one before
+                    if (!first_row) finish(before, number - 1);
                     before = now;
                 } else {
+                    totals.join(number);
                     finish(now, number);
                 }
             }
@@ -399,14 +431,17 @@ __device__ __forceinline__ void normalize_bwd_blocks(const Grid& grid, A* const 
         __syncthreads();
         if (threadIdx.x == 0) add_release(counters + 1, 1u);
     }
-    if (Behind && turn > 0) finish(before, 4 * turn - 1);
+    if (Behind && turn > 0) {
+        totals.join(4 * turn - 1);
+        finish(before, 4 * turn - 1);
+    }
     sync_cluster();  // none is gone while others send to it
     join_units<Sums, units, Team::blocks, n, Threads>(grid, held, parts, counters, ends);
 }
 
 /// normalize_bwd_sums of rows that clusters hold.
 template <class A, class Team, bool Center, int Sums, int Parts, int Threads, class E, bool Behind,
-          int Slots, int Turn, class Shape, class Make, class Rstd, class Put, class Ends>
+          int Slots, class Shape, class Make, class Rstd, class Put, class Ends>
 __device__ __forceinline__ void normalize_bwd_block_sums(const Grid& grid, A* const (&parts)[Sums],
                                                          uint32_t* counters, Make make, Rstd rstd,
                                                          Put put, Ends ends) {
@@ -418,11 +453,11 @@ __device__ __forceinline__ void normalize_bwd_block_sums(const Grid& grid, A* co
             together = together && reinterpret_cast<uint64_t>(x) % 16 == 0;
         });
     if (together)
-        normalize_bwd_blocks<A, Team, Center, Sums, Parts, Threads, E, Behind, Slots, Turn, true,
-                             Shape>(grid, parts, counters, make, rstd, put, ends);
+        normalize_bwd_blocks<A, Team, Center, Sums, Parts, Threads, E, Behind, Slots, true, Shape>(
+            grid, parts, counters, make, rstd, put, ends);
     else
-        normalize_bwd_blocks<A, Team, Center, Sums, Parts, Threads, E, Behind, Slots, Turn, false,
-                             Shape>(grid, parts, counters, make, rstd, put, ends);
+        normalize_bwd_blocks<A, Team, Center, Sums, Parts, Threads, E, Behind, Slots, false, Shape>(
+            grid, parts, counters, make, rstd, put, ends);
 }
 
 }  // namespace aicf

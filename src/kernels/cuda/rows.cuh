@@ -70,34 +70,53 @@ struct Held {
                 }
             }
     }
-    /// What each leaf that this thread has a part of comes to.
-    template <class Op>
-    __device__ __forceinline__ void leaf_results(A (&v)[turns]) const {
+    /// What this thread has of the lanes of its leaf of a turn, V of them. `All`: elements behind
+    /// the row's end are there, which change nothing.
+    template <class Op, bool All = false>
+    __device__ __forceinline__ void lane_results(int turn, A (&s)[V]) const {
+        if constexpr (short_lines) {
 #pragma unroll
-        for (int turn = 0; turn < turns; turn++) {
-            A s[V];
-            if constexpr (short_lines) {
+            for (int c = 0; c < V; c++) {
+                A of_line[lines];
 #pragma unroll
-                for (int c = 0; c < V; c++) {
-                    A of_line[lines];
-#pragma unroll
-                    for (int line = 0; line < lines; line++)
-                        of_line[line] =
-                            has(first(turn, line), c) ? a[turn][line][c] : Op::missing();
-                    s[c] = halved<Op>(of_line);
-                }
-                v[turn] = join_lanes<Op, Lanes, Soon>(s);
-                continue;
+                for (int line = 0; line < lines; line++)
+                    of_line[line] =
+                        All || has(first(turn, line), c) ? a[turn][line][c] : Op::missing();
+                s[c] = halved<Op>(of_line);
             }
+        } else {
 #pragma unroll
             for (int c = 0; c < V; c++)
-                s[c] = has(first(turn, 0), c) ? a[turn][0][c] : Op::missing();
+                s[c] = All || has(first(turn, 0), c) ? a[turn][0][c] : Op::missing();
 #pragma unroll
             for (int line = 1; line < lines; line++)
 #pragma unroll
                 for (int c = 0; c < V; c++)
-                    if (has(first(turn, line), c)) s[c] = Op::join(s[c], a[turn][line][c]);
+                    if (All || has(first(turn, line), c)) s[c] = Op::join(s[c], a[turn][line][c]);
+        }
+    }
+    /// What each leaf that this thread has a part of comes to.
+    template <class Op, bool All = false>
+    __device__ __forceinline__ void leaf_results(A (&v)[turns]) const {
+#pragma unroll
+        for (int turn = 0; turn < turns; turn++) {
+            A s[V];
+            lane_results<Op, All>(turn, s);
             v[turn] = join_lanes<Op, Lanes, Soon>(s);
+        }
+    }
+    /// The same of two rows at a time.
+    template <class Op, bool All = false>
+    __device__ __forceinline__ static void leaf_results(const Held& x, const Held& y,
+                                                        A (&v)[2][turns]) {
+#pragma unroll
+        for (int turn = 0; turn < turns; turn++) {
+            A s[2][V], of[2];
+            x.template lane_results<Op, All>(turn, s[0]);
+            y.template lane_results<Op, All>(turn, s[1]);
+            join_lanes_of_two<Op, Lanes, Soon>(s, of);
+            v[0][turn] = of[0];
+            v[1][turn] = of[1];
         }
     }
 };

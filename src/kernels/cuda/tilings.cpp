@@ -140,9 +140,7 @@ void add_choices(const Tiling& t, const Problem& p, const Limits& limits,
         static_cast<double>(p.m <= t.m ? high : 1);  // blocks of no rows beside one
     const double start = start_of(t, p), each = share_of(t, p) * useless,
                  alone = t.pair && t.resident == 1 ? each : t.alone;
-    // Of clusters of more than two some processors stay idle: an H100 of 132 runs 30 of four at
-    // once, and 15 of eight.
-    const int64_t at_once = group > 2 ? std::max(processors * 10 / 11, group) : processors;
+    const int64_t at_once = clustered_processors(limits, group);
     const bool passes = t.k == 8 && std::min(p.m, p.n) <= far_rows &&
                         p.batches * std::max(p.m, p.n) * p.k * p.size >= far_bytes;
     const int64_t most = t.whole ? 1 : p.tensor ? grains : std::min<int64_t>(grains, 64);
