@@ -27,6 +27,10 @@ With --counts FILE a run then divides them by clock_mhz, the clock of the SMs wh
 replayed: in each round, behind the readings that are timed, as many replays run once more while the
 driver (NVML) is asked for the clock, and the median of all answers counts. Under load the GPU
 lowers it.
+
+near_us is what the same kernels take, by turns with the others, where all pages of an operand or
+result of more than 2 MiB are one piece of memory, which the L2 cache holds (aliased.py): what is
+left of the time where memory does nothing.
 """
 
 import argparse
@@ -47,6 +51,7 @@ from pathlib import Path
 import aicf
 import ml_dtypes
 import numpy as np
+from aliased import PAGE, aliased
 from conftest import versions
 
 ISSUED = "smsp__inst_issued.sum"
@@ -270,6 +275,22 @@ def ours(case, number=0, first=None):
     return step
 
 
+def near(case, first):
+    """The step of ours() whose operands and results lie in the L2 cache."""
+    g, given, _ = graph_of(case, "near")
+    step = g.compile(device="cuda", checks="off", **beside(first))
+    tensors = {}
+    for name, (shape, kind, *seed) in given.items():
+        values = tensor(shape, kind, *seed)
+        large = isinstance(kind, str) and values.nbytes > PAGE
+        tensors[name] = aliased(name, shape, kind, values) if large else values
+    for name, y in step.outputs.items():
+        if y.nbytes > PAGE:
+            tensors[name] = aliased(name, y.shape, str(y.dtype))
+    step.bind(**tensors)
+    return step
+
+
 def counted(chosen):
     """Runs a step of each case, between marks that Nsight Compute sees."""
     import torch
@@ -473,8 +494,9 @@ def compile_beside(chosen, jobs, alone):
         list(pool.map(compiled, [chosen[job::jobs] for job in range(jobs)], [alone] * jobs))
 
 
-def measured(case, rounds, sets, peer=None, clock=None):
-    """A row of the table; peer: what theirs() is of the case, if it is timed; clock: a Clock."""
+def measured(case, rounds, sets, peer=None, clock=None, bare=False):
+    """A row of the table; peer: what theirs() is of the case, if it is timed; clock: a Clock; bare:
+    whether near() is timed, too."""
     import torch
 
     passes = graph_of(case)[2]
@@ -486,13 +508,17 @@ def measured(case, rounds, sets, peer=None, clock=None):
     calls = {"aicf": (in_turn([s.replay for s in steps]), step.synchronize)}
     if sets == 1:
         calls["aicf"] = (step.replay, step.synchronize)
+    if bare:
+        calls["near"] = (near(case, step).replay, step.synchronize)
     if peer:
         calls["torch.compile"] = (in_turn(peer(case, sets)), torch.cuda.synchronize)
     taken = take_turns(calls, rounds, watch=clock and clock.watch)
     us = {name: statistics.median(seconds) * 1e6 for name, seconds in taken.items()}
     row = {"section": case.section, "case": case.name, "us": us, "ratio": {}}
+    if bare:
+        row["near_us"] = us.pop("near")
     row["tb_s"] = {name: moved / time / 1e6 for name, time in us.items()}
-    for name in list(taken)[1:]:
+    for name in list(us)[1:]:
         ratios = [t / s for s, t in zip(taken["aicf"], taken[name], strict=True)]
         row["ratio"][name] = [statistics.median(ratios), min(ratios), max(ratios)]
     if clock:
@@ -553,6 +579,7 @@ def main():
     parser.add_argument("--sets", type=int, default=SETS, help="of operands, taken in turn")
     parser.add_argument("--jobs", type=int, default=1, help="processes that compile beforehand")
     parser.add_argument("--alone", action="store_true", help="without PyTorch's compiler")
+    parser.add_argument("--near", action="store_true", help="time rows and chains in L2, too")
     parser.add_argument("--counted", action="store_true", help="what Nsight Compute is to count")
     parser.add_argument("--counts", type=Path, help="what it counted, of the same sections")
     parser.add_argument("--json", type=Path)
@@ -582,7 +609,8 @@ def main():
     for number in chosen:
         case = every[number]
         peer = None if args.alone else theirs
-        rows.append(row := measured(case, args.rounds, args.sets, peer, clock))
+        bare = args.near and case.section in ("rows", "chains")
+        rows.append(row := measured(case, args.rounds, args.sets, peer, clock, bare))
         row["copy_us"] = sum(copies[moved] for moved in passes[number])
         if cycles:
             row["issue_us"] = cycles[case.name] / row["clock_mhz"]

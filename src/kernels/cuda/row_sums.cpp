@@ -204,7 +204,7 @@ class RowSumsText {
 
     /// The same of rows that blocks hold, or clusters of blocks, a warp a leaf.
     bool choose_blocks() {
-        blocks_ = leaves_ > kWideLeaves;
+        blocks_ = leaves_ > kBlockLeaves;
         text_.cluster = leaves_ <= kBlockLeaves  ? 1
                         : leaves_ <= kPairLeaves ? 2
                         : leaves_ <= kQuadLeaves ? 4

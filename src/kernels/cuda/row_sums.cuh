@@ -136,10 +136,9 @@ __device__ __forceinline__ void join_units(const Grid& grid, A* held, A* const (
 }
 
 /// The sums of a row that its gradient takes: of g, where `Center`, and of g v. A warp has them at
-/// once. Warps of a block, or of the blocks of a cluster, show each other what leaves come to, and
-/// go on to the next row before they ask for the sums: four rows in turn have barriers and places
-/// of their own, since who asks for row r may be while others are at r + 2, and what these send
-/// comes in any order.
+/// once. Warps of a block show each other what leaves come to, and go on to the next row before
+/// they ask for the sums: four rows in turn have barriers and places of their own, since who asks
+/// for row r may be while others are at r + 2.
 template <class A, class Team, bool Center>
 struct RowTotals {
     typedef typename Team::Row Row;
@@ -158,8 +157,7 @@ struct RowTotals {
             place0 = shared_address(from);
             barriers = place0 + 4 * (words - 2 * places);
             if (threadIdx.x == 0)
-                for (int k = 0; k < places; k++)
-                    init_barrier(barriers + 8 * k, blockDim.x / 32 * Team::blocks);
+                for (int k = 0; k < places; k++) init_barrier(barriers + 8 * k, blockDim.x / 32);
         }
     }
     __device__ __forceinline__ uint32_t barrier(uint32_t number) const {
@@ -175,18 +173,7 @@ struct RowTotals {
             product.template leaf_results<SumOf<A>>(of[count - 1]);
             const uint32_t place = number % places * each;
             __syncwarp();  // all have read what was here
-            if constexpr (Team::blocks > 1) {
-                static_assert(sizeof(A) == 4 && Row::turns == 1);
-                const int lane = threadIdx.x % 32, k = lane % count, leaf = Row::leaf_of(0);
-                if (lane < count * Team::blocks && leaf < leaves)
-                    send(address_in(place0 + 4 * (place + k * leaves + leaf), lane / count),
-                         scalar::bits(k == 0 ? of[0][0] : of[count - 1][0]),
-                         address_in(barrier(number), lane / count));
-                if (threadIdx.x == blockIdx.x % Team::blocks)
-                    arrive_expecting(barrier(number), 4 * each);
-                else if (lane < Team::blocks)
-                    arrive_at<Team::blocks>(barrier(number), lane);
-            } else if (threadIdx.x % 32 == 0) {
+            if (threadIdx.x % 32 == 0) {
 #pragma unroll
                 for (int k = 0; k < count; k++)
 #pragma unroll
@@ -204,11 +191,7 @@ struct RowTotals {
     __device__ __forceinline__ void get(const Known& known, uint32_t number,
                                         A (&sums)[count]) const {
         if constexpr (block) {
-            const uint32_t parity = number / places % 2;
-            if constexpr (Team::blocks > 1)
-                wait_barrier_of_cluster(barrier(number), parity);
-            else
-                wait_barrier(barrier(number), parity);
+            wait_barrier(barrier(number), number / places % 2);
             const A* const here = shared + number % places * each;
             const int lane = threadIdx.x % 32;
             constexpr bool both = count == 2 && leaves <= 16;  // by a half of the warp each
@@ -363,19 +346,14 @@ __device__ __forceinline__ void normalize_bwd_parts(const Grid& grid, A* const (
     A* const held =
         reinterpret_cast<A*>(bytes + Coming::bytes(Threads) + Sames::bytes) + Totals::words;
     Team team{reinterpret_cast<A*>(bytes)};
-    Taken<Team::blocks> taken(place);
+    Taken<1> taken(place);
     Totals totals(reinterpret_cast<A*>(bytes));
     begin_kernel();
     // A block has no unit of its own: one that finds no room yet must not keep others waiting.
     taken.ask(counters);
     if (Sames::puts())
         each_piece<Row>([&](int k, int i) { same.at(k) = make(0).template alike<V, Together>(i); });
-    if constexpr (Team::blocks > 1) {
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-        meet_cluster();
-    } else {
-        __syncthreads();
-    }
+    __syncthreads();
     taken.tell();
     int unit = taken.next();
     if constexpr (teams > 1) __syncthreads();  // all have it before a thread tells of the next
@@ -496,8 +474,7 @@ __device__ __forceinline__ void normalize_bwd_parts(const Grid& grid, A* const (
         if (threadIdx.x == 0) add_release(counters + 1, 1u);
     }
     if (Behind && turn > 0) finish(before, 4 * turn - 1, true);
-    if constexpr (Team::blocks > 1) sync_cluster();  // none is gone while others send to it
-    join_units<Sums, units, Team::blocks, n, Threads>(grid, held, parts, counters, ends);
+    join_units<Sums, units, 1, n, Threads>(grid, held, parts, counters, ends);
 }
 
 /// normalize_bwd_rows with sums. Of row = make(r), row.across<V, Together>(i) reads what elements i

@@ -58,11 +58,10 @@ std::vector<CudaThreshold> cuda_thresholds() {
         for (const int64_t leaves : {int64_t{kHeldWarps}, kHeldLeaves})
             add("rows.terms", {leaves * kTreeLeaf});
         if (size == 2)
-            add("rows.terms",
-                {kCounterRow, kBlockLeaves * kTreeLeaf, kWideLeaves * kTreeLeaf,
-                 kPairLeaves * kTreeLeaf, kQuadLeaves * kTreeLeaf, kSumsLeaves * kTreeLeaf,
-                 kKeptTerms, kFilledLeaves * kTreeLeaf, 2 * kKeptTurns * kKeptWarps * kTreeLeaf,
-                 2 * kCopyingWarps * kTreeLeaf, kCopiedLeaves * kTreeLeaf});
+            add("rows.terms", {kCounterRow, kBlockLeaves * kTreeLeaf, kPairLeaves * kTreeLeaf,
+                               kQuadLeaves * kTreeLeaf, kSumsLeaves * kTreeLeaf, kKeptTerms,
+                               kFilledLeaves * kTreeLeaf, 2 * kKeptTurns * kKeptWarps * kTreeLeaf,
+                               2 * kCopyingWarps * kTreeLeaf, kCopiedLeaves * kTreeLeaf});
         for (int64_t rows : {1, 2})
             for (const int64_t room : {kHalfShared, kKeptShared})
                 if (size < 8) add("rows.terms", {longest_kept(size, rows, room)});

@@ -88,15 +88,14 @@ constexpr int64_t kLossRows = 1 << 16, kLossBlocks = 8;
 // Of softmax of rows that lanes hold in two pieces: warps of a block, rows of a team.
 constexpr int64_t kBriefWarps = 4, kBriefRows = 3;
 // Sums over rows beside a norm's gradient: elements of a row at least, its leaves at most, above
-// which of them two, four and eight blocks hold a row (16384x8192 took 385 us for 393), elements of
+// which of them two, four and eight blocks hold a row (16384x8192 took 382 us for 393), elements of
 // all rows at least, of float32 twice as many (1024x1024 took 17.2 us for 13.7); registers and
 // bytes of shared memory of a processor that blocks share.
 constexpr int64_t kSumsTerms = 32, kSumsLeaves = 128, kSumsWork = 1 << 20;
 constexpr int64_t kBlockLeaves = 8, kPairLeaves = 32, kQuadLeaves = 64;
-// Leaves above which they have a kernel of their own (16384x12288 took 565 us for 654, but
-// 83886x1600 497 for 487); rows that come to shared memory there; of clusters of four and eight
+// Of rows that clusters hold, those that come to shared memory; of clusters of four and eight
 // blocks, units of work of each at least.
-constexpr int64_t kWideLeaves = 16, kBlockSlots = 2, kClusterUnits = 8;
+constexpr int64_t kBlockSlots = 2, kClusterUnits = 8;
 // Of those whose rows a warp takes, or a part of one, and which come to shared memory: elements of
 // a thread up to which 16 warps of a processor have the registers; rows of a team at most, and
 // bytes of a processor, that are on their way (96 KB of 16384x768 took 42.5 us for the 41.6 of 48
