@@ -57,9 +57,12 @@ struct LeavesToShared {
     typedef typename Made::template Some<V> Some;
     typename Made::Beside next = {}, beside = {};
     char* const slots;
+    const int begin, lane;  // of the leaf, of the warp
 
     __device__ __forceinline__ explicit LeavesToShared(char* shared)
-        : slots(shared + int(threadIdx.x) / 32 * Slots * slot) {}
+        : slots(shared + int(threadIdx.x) / 32 * Slots * slot),
+          begin(int(held(uint32_t(Row::leaf_of(0) * span)))),
+          lane(int(held(threadIdx.x % 32))) {}
     /// For the `number`-th row, whose slot all of the warp are done with, if it is `there`.
     __device__ __forceinline__ void ask(const Made& row, uint32_t number, bool there) {
         char* const to = slots + number % Slots * slot;
@@ -96,17 +99,17 @@ struct LeavesToShared {
     __device__ __forceinline__ void done() const { __syncwarp(); }
 
   private:
-    __device__ __forceinline__ static char* at(char* from, int k, int size, int before) {
-        return from + before * span + (k * int(kTreeLanes) + V * int(threadIdx.x % 32)) * size;
+    __device__ __forceinline__ char* at(char* from, int k, int size, int before) const {
+        return from + before * span + (k * int(kTreeLanes) + V * lane) * size;
     }
     /// 16 bytes a lane.
-    __device__ __forceinline__ static void copy(char* to, const char* x, int size) {
-        const int begin = Row::leaf_of(0) * span;
+    __device__ __forceinline__ void copy(char* to, const char* x, int size) const {
+        to += 16 * lane;
+        x += begin * size + 16 * lane;
 #pragma unroll
-        for (int k = 0; k < span * size / 512; k++) {
-            const int byte = 512 * k + 16 * int(threadIdx.x % 32);
-            if (Row::has(begin + byte / size)) copy_async<16>(to + byte, x + begin * size + byte);
-        }
+        for (int k = 0; k < span * size / 512; k++)
+            if (Row::has(begin + (16 * lane + 512 * k) / size))
+                copy_async<16>(to + 512 * k, x + 512 * k);
     }
 };
 
@@ -183,16 +186,22 @@ struct LeafTotals {
     static_assert(lanes <= 32);
     typedef Pack<A, count> Both;
     A* shared;
-    uint32_t place0, barriers;
+    // Kept, not made again for each row.
+    const uint32_t thread, place0, barriers, own;  // own: where this warp's part of a row lies
     int turn;  // of this warp to join a row, after so many others
 
+    __device__ __forceinline__ static uint32_t place_of(int leaf) {
+        return leaf % near * lanes + leaf / near;
+    }
     __device__ __forceinline__ explicit LeafTotals(A* from)
         : shared(from),
-          place0(shared_address(from)),
+          thread(held(threadIdx.x)),
+          place0(held(shared_address(from))),
           barriers(place0 + 4 * (told + 2 * places)),
+          own(held(place_of(Row::leaf_of(0)))),
           turn(int(threadIdx.x / 32)) {
         static_assert(Row::turns == 1 && sizeof(A) == 4 && Team::blocks > 1);
-        if (threadIdx.x == 0)
+        if (thread == 0)
             for (int k = 0; k < 2 * places; k++) init_barrier(barriers + 8 * k, 1);
     }
     /// Of what all warps show of a row.
@@ -214,12 +223,11 @@ struct LeafTotals {
             Row::template leaf_results<SumOf<A>, true>(g, product, of);
         else
             product.template leaf_results<SumOf<A>, true>(of[0]);
-        const int leaf = Row::leaf_of(0);
-        const uint32_t place = number % places * room + leaf % near * lanes + leaf / near;
+        const uint32_t place = number % places * room + own;
         Both both;
 #pragma unroll
         for (int k = 0; k < count; k++) both.at[k] = of[k][0];
-        if (const uint32_t rank = threadIdx.x % 32; rank < Team::blocks) {
+        if (const uint32_t rank = thread % 32; rank < Team::blocks) {
             const uint32_t to = address_in(place0 + uint32_t(sizeof(both)) * place, rank),
                            there = address_in(barrier(number), rank);
             if constexpr (Center)
@@ -228,7 +236,7 @@ struct LeafTotals {
                 send(to, scalar::bits(both.at[0]), there);
         }
         // One thread of the block waits for all of a row.
-        if (threadIdx.x == 0) arrive_expecting(barrier(number), 4 * count * shown);
+        if (thread == 0) arrive_expecting(barrier(number), 4 * count * shown);
     }
     /// Once for each row, before get(): what it comes to, if it is this warp's turn.
     __device__ __forceinline__ void join(uint32_t number) {
@@ -237,7 +245,7 @@ struct LeafTotals {
         // What was shown lies in shared memory, which an acquire of the block's scope orders.
         wait_barrier(barrier(number), number / places % 2);
         const Both* const here = reinterpret_cast<const Both*>(shared) + number % places * room;
-        const int lane = threadIdx.x % 32;
+        const int lane = thread % 32;
         A of[count][near];
 #pragma unroll
         for (int c = 0; c < near; c++) {
@@ -308,8 +316,9 @@ __device__ __forceinline__ void normalize_bwd_blocks(const Grid& grid, A* const 
         return Number(leaves - 1 - unit / Parts) * Number(kTreeLeaf) + unit % Parts;
     };
     A next_scale = A(0);
+    const uint32_t zero = aicf::held(own_zero());
     const auto load_beside = [&](Number r) {
-        r = kept(r) + own_zero();
+        r = kept(r) + zero;
         coming.ask_beside(make(r));
         next_scale = rstd(r);
     };
@@ -366,8 +375,7 @@ __device__ __forceinline__ void normalize_bwd_blocks(const Grid& grid, A* const 
     }
     uint32_t turn = 0;  // of rows, four at a time
     while (unit < units) {
-        const int leaf = leaves - 1 - unit / Parts, part = unit % Parts;
-        const Number first = next;
+        const int current = unit;
         LeafSums<A, Row, Sums, Threads> sums;
 #pragma unroll 1
         for (int i = 0; i < Lanes::count; i++, turn++) {
@@ -377,7 +385,7 @@ __device__ __forceinline__ void normalize_bwd_blocks(const Grid& grid, A* const 
                 unit = taken.next();
                 if (unit < units) next = first_of(unit);
             } else {
-                next = first + Lanes::row(4 * (i + 1));
+                next = first_of(current) + Lanes::row(4 * (i + 1));
             }
             const bool more = unit < units;
             sums.clear();
@@ -425,7 +433,8 @@ __device__ __forceinline__ void normalize_bwd_blocks(const Grid& grid, A* const 
         }
 #pragma unroll
         for (int depth = 0; depth < Lanes::levels; depth++) sums.join(held, depth);
-        const int64_t to = int64_t(leaf * Parts + reversed<Parts>(part)) * n;
+        const int64_t to =
+            int64_t((leaves - 1 - current / Parts) * Parts + reversed<Parts>(current % Parts)) * n;
 #pragma unroll
         for (int s = 0; s < Sums; s++) sums.put(parts[s] + to, s);
         __syncthreads();
