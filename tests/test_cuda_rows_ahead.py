@@ -541,11 +541,15 @@ LASTING = 1 << 19  # elements of a processor from which on rows stay in the seco
         ("layer_norm", 2048, 256 * 132, "bfloat16", False),
         ("layer_norm", 8192, 64 * 132, "float32", False),
         ("rms_norm", 768, 1024 * 132, "bfloat16", False),  # rows of a warp
-        ("rms_norm", 50304, 64 * 132, "bfloat16", False),  # rows that no block's registers hold
+        ("layer_norm", 32768, 16 * 132, "bfloat16", True),  # rows that are copied ahead
+        ("rms_norm", 32768, 16 * 132 - 1, "bfloat16", False),
+        ("rms_norm", 50304, 11 * 132, "bfloat16", True),
+        ("rms_norm", 100_000, 8 * 132, "bfloat16", False),  # rows that no block's registers hold
     ],
 )
 def test_which_rows_stay_in_the_second_cache(op, n, count, dtype, lasts):
-    """Those of norms without a mean that blocks hold, many times what it has room for."""
+    """Those of norms that are copied ahead, and without a mean of those that blocks hold, many
+    times what it has room for."""
     g = aicf.Graph("lasting")
     x, w = g.input("x", (count, n), dtype), g.input("w", (n,), dtype)
     g.output("y", getattr(aicf, op)(x, n, w))
@@ -567,7 +571,7 @@ def test_which_rows_are_loaded_where_it_is_written(op, n, here):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("offset", [0, 1, 4])
-@pytest.mark.parametrize("n", [1536, 2048])
+@pytest.mark.parametrize("n", [1536, 2048, 16392])
 def test_bits_of_rows_that_stay_in_the_second_cache(n, offset):
     """Of rows that begin at multiples of 16 bytes and others."""
     (gpu, *_) = _core.cuda_info()["devices"]
@@ -584,6 +588,7 @@ def test_bits_of_rows_that_stay_in_the_second_cache(n, offset):
         weight = g.state("w", w.shape, "bfloat16", init=w)
         g.output("rms_norm", aicf.rms_norm(rows, n, weight))
         g.output("plain", aicf.rms_norm(rows, n))
+        g.output("layer_norm", aicf.layer_norm(rows, n, weight))
         g.output("gelu", aicf.gelu(aicf.rms_norm(rows, n, weight)))
         step = g.compile(device=device, checks="off")()
         ends.append({name: value.numpy().astype(np.float32) for name, value in step.items()})

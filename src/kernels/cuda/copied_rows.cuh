@@ -120,7 +120,9 @@ struct CopierOf : HolderOf<A, N, Lanes, Warps / Blocks, false, V, Blocks> {
         if (r < rows) {
             const E* const x = make(r).own();
             if (aligned_for<V>(x))
-                each_piece<Row>([&](int k, int i) { copy_async<2 * V>(slot + k * apart, x + i); });
+                each_piece<Row>([&](int k, int i) {
+                    copy_async<2 * V, decltype(make(r))::lasting>(slot + k * apart, x + i);
+                });
             else
 #pragma unroll 2  // more would take registers that others need
                 for (int j = 0; j < V; j++)

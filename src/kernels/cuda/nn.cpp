@@ -152,17 +152,18 @@ class RowText {
 
     /// How a row's inputs are loaded, as RowOf has it, in 16 bits where it is not as the compiler
     /// likes. Softmax of rows that a warp reads ahead by 8 bytes waits less where loads stand apart
-    /// from each other; norms without a mean, of rows that a block holds, have the second cache
-    /// write what they make before it gives up what others read.
+    /// from each other; norms without a mean, of rows that a block holds, and those of rows that are
+    /// copied ahead have the second cache write what they make before it gives up what others read.
     std::string loads(int position) const {
-        if (limits_.one_block || limits_.major < 9 || kept_.warps || filled_.warps || team_.slots)
-            return "";
+        if (limits_.one_block || limits_.major < 9 || kept_.warps || filled_.warps) return "";
         for (int k : reads(position))
             if (!is_16_bit(op_.inputs[static_cast<size_t>(k)].dtype)) return "";
         if (ahead_ && name_ == "softmax" && team_.warps == 1 && team_.side == 4)
             return ", true, Loads::here";
-        const bool lasts = name_ == "normalize" && !row_.attrs->flag("center") && team_.warps > 1 &&
-                           team_.side > 0 && rows_ * row_.n >= kLastingTerms * limits_.processors;
+        const bool held = name_ == "normalize" && !row_.attrs->flag("center") && team_.warps > 1 &&
+                          team_.side > 0;
+        const bool lasts = (held || team_.slots > 0) &&
+                           rows_ * row_.n >= kLastingTerms * limits_.processors;
         return lasts ? ", true, Loads::lasting" : "";
     }
 
