@@ -113,38 +113,6 @@ def test_many_rows_are_looked_at_before_their_exponentials(n, count):
     assert re.findall(r"bool many = (\w+);", text) == [many] * 2
 
 
-def told(n, count, dtype="bfloat16", offset=0):
-    """Norms of rows of which one is all zeros and two are not finite."""
-    kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
-    rng = np.random.default_rng(n)
-    x = np.resize(rng.standard_normal((1 << 20) - 3, np.float32), (count, n + 8 * offset))
-    x[1], x[2, n // 2], x[3, n - 1] = 0, np.inf, np.nan
-    x, w = (a.astype(kind) for a in (x, rng.standard_normal(n, np.float32)))
-    g = aicf.Graph("told")
-    rows = g.state("x", x.shape, dtype, init=x)[:, offset : offset + n]
-    weight = g.state("w", w.shape, dtype, init=w)
-    g.output("weighted", aicf.rms_norm(rows, n, weight))
-    g.output("gelu", aicf.gelu(aicf.rms_norm(rows, n)))
-    return g
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("offset", [0, 1, 4])
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("n", [24584, 50304, 57344])
-def test_bits_of_rows_that_warps_tell_of(n, dtype, offset):
-    """Twice, as the counter is 0 again."""
-    count = 16 * _core.cuda_info()["devices"][0]["multiprocessors"] + 3
-    ends = []
-    for device in ("cpu", "cuda"):
-        step = told(n, count, dtype, offset).compile(device=device, checks="off")
-        for _ in range(2):
-            values = step()
-        ends.append({name: value.numpy().astype(np.float32) for name, value in values.items()})
-    for name, value in ends[0].items():
-        alike(value, ends[1][name])
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("offset", [0, 1])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -274,7 +242,7 @@ def teams_of(program):
     return re.findall(r"    (\w+)<float, (\w+).*_Shape>\(grid", program)
 
 
-TOLD = 16 * 132  # rows from which on a counter shares out those of norms without a mean
+TOLD = 16 * 132  # rows from which on warps tell each other of those of norms without a mean
 
 
 @needs_compiler
@@ -338,7 +306,7 @@ def test_which_norms_copy_long_rows_ahead(n, stride, team):
 
 
 @pytest.mark.parametrize(
-    ("n", "make", "told"),
+    ("n", "make", "tells"),
     [
         (24576, lambda x, w, n: aicf.rms_norm(x, n, w), False),  # two blocks of a processor
         (24584, lambda x, w, n: aicf.rms_norm(x, n, w), True),
@@ -352,14 +320,14 @@ def test_which_norms_copy_long_rows_ahead(n, stride, team):
         (57352, lambda x, w, n: aicf.rms_norm(x, n), False),  # more than 28 warps
     ],
 )
-def test_which_norms_tell_of_long_rows(n, make, told):
+def test_which_norms_tell_of_long_rows(n, make, tells):
     for count, many in ((TOLD - 1, False), (TOLD, True)):
         g = aicf.Graph("told")
         x, w = g.input("x", (count, n), "bfloat16"), g.input("w", (n,), "bfloat16")
         g.output("y", make(x, w, n))
         (text,) = _core.cuda_programs(g._core, _core.pass_names(), 132, "sm_90a")
-        assert ("TellerOf<" in text) == (told and many)
-        assert ("normalize_told<" in text and "ByCounter{" in text) == (told and many)
+        assert ("TellerOf<" in text) == (tells and many)
+        assert ("normalize_told<" in text and "ByCounter{" in text) == (tells and many)
 
 
 @needs_compiler
@@ -464,6 +432,38 @@ def test_bits_of_rows_that_are_copied_ahead(n, dtype, offset):
             ends.append({name: value.numpy().astype(np.float32) for name, value in step.items()})
         for name, value in ends[0].items():
             alike(value, ends[1][name])
+
+
+def told(n, count, dtype="bfloat16", offset=0):
+    """Norms of rows of which one is all zeros and two are not finite."""
+    kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
+    rng = np.random.default_rng(n)
+    x = np.resize(rng.standard_normal((1 << 20) - 3, np.float32), (count, n + 8 * offset))
+    x[1], x[2, n // 2], x[3, n - 1] = 0, np.inf, np.nan
+    x, w = (a.astype(kind) for a in (x, rng.standard_normal(n, np.float32)))
+    g = aicf.Graph("told")
+    rows = g.state("x", x.shape, dtype, init=x)[:, offset : offset + n]
+    weight = g.state("w", w.shape, dtype, init=w)
+    g.output("weighted", aicf.rms_norm(rows, n, weight))
+    g.output("gelu", aicf.gelu(aicf.rms_norm(rows, n)))
+    return g
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("offset", [0, 1, 4])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("n", [24584, 50304, 57344])
+def test_bits_of_rows_that_warps_tell_of(n, dtype, offset):
+    """Twice, as the counter is 0 again."""
+    count = 16 * _core.cuda_info()["devices"][0]["multiprocessors"] + 3
+    ends = []
+    for device in ("cpu", "cuda"):
+        step = told(n, count, dtype, offset).compile(device=device, checks="off")
+        for _ in range(2):
+            values = step()
+        ends.append({name: value.numpy().astype(np.float32) for name, value in values.items()})
+    for name, value in ends[0].items():
+        alike(value, ends[1][name])
 
 
 @pytest.mark.gpu

@@ -122,9 +122,9 @@ struct TellerOf : HolderOf<A, N, Lanes, Warps / Blocks, false, V, Blocks> {
     }
 };
 
-/// normalize_rows without a mean, of such rows. A cluster begins with `known` rows in turn; from
-/// then on each comes by a ticket: the counter is asked for it with a row, the ticket is told with
-/// the next, and is there with the third, which asks for the copy.
+/// normalize_rows without a mean, of such rows. A cluster begins with `known` rows in turn; each
+/// that follows comes by a ticket, for which the counter is asked at one row. It is told at the
+/// next and taken two rows after that, so that nobody waits for it.
 template <class A, class Team, class Shape, class Make, class Put, class Rstd, class Mean>
 __device__ __forceinline__ void normalize_told(const Grid& grid, Make make, Put put, Rstd set_rstd,
                                                Mean, A eps, ByCounter order) {
@@ -134,8 +134,8 @@ __device__ __forceinline__ void normalize_told(const Grid& grid, Make make, Put 
     typedef typename Beside<Row, Out, 1>::Some Some;
     typedef int Number;
     constexpr int lines = Row::lines, V = Row::side, slots = Team::slots, known = slots + 3,
-                  lot = sizeof(Some) < 32 && 32 / int(sizeof(Some)) < lines ? 32 / int(sizeof(Some))
-                                                                            : lines;
+                  few = sizeof(Some) < 32 ? 32 / int(sizeof(Some)) : 1,
+                  lot = few > lines ? lines : few;  // pieces that are stored at a time
     constexpr bool kept = Team::beside > 0;
     static_assert(slots == 3 && Shape::rows < (1 << 30) && Put::same);
     const Team team{bytes};
@@ -157,8 +157,8 @@ __device__ __forceinline__ void normalize_told(const Grid& grid, Make make, Put 
         if (number >= known - slots)
             coming =
                 known * step + Number(scalar::bits(*team.tickets.told(number - (known - slots))));
-        // Who is at the row after the next will ask for this ticket; if there is none, its block
-        // may have left.
+        // It is asked for with the row after the next; where there is none the other block may have
+        // left, which nothing may be sent to.
         if (threadIdx.x < 32 && number > 0 && row[2] < rows) {
             if (threadIdx.x == 0) *team.tickets.own(number - 1) = scalar::from_bits(ticket);
             team.tickets.tell(number - 1);
