@@ -211,6 +211,7 @@ def families():
         for n in (12288, 16392, 50304, 57344)
     }
     found |= {
+        "rows told 50304": built(test_cuda_rows_ahead.told, 50304, 67),
         "rows ahead 64": built(test_cuda_rows_ahead.ahead, 64, (1 << 17) + 3),
         "norms ahead 768": built(test_cuda_rows_ahead.norms_ahead, 768, 13001),
         "sums beside rows 64": built(test_row_sums.norm, ((1 << 14) + 512, 64)),

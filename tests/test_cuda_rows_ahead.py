@@ -242,6 +242,9 @@ def teams_of(program):
     return re.findall(r"    (\w+)<float, (\w+).*_Shape>\(grid", program)
 
 
+TOLD = 16 * 132  # rows from which on warps tell each other of those of norms without a mean
+
+
 @needs_compiler
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize(
@@ -256,7 +259,7 @@ def test_long_rows_are_filled_or_copied_ahead(n, of_two, dtype):
     filled, copied = set(), set()
     for program in programs:
         for kernel, team in teams_of(program):
-            if team == "CopierOf":
+            if team in ("CopierOf", "TellerOf"):
                 copied.add(kernel)
                 assert "__cluster_dims__(2, 1, 1)" in program
             elif kernel.endswith(("_kept", "_filled")):
@@ -290,7 +293,7 @@ def test_long_rows_are_filled_or_copied_ahead(n, of_two, dtype):
 )
 def test_which_norms_copy_long_rows_ahead(n, stride, team):
     """Also if they are few."""
-    for count in (3, 3000):
+    for count in (3, TOLD - 1):
         g = aicf.Graph("copied")
         x = g.input("x", (count, n + stride), "bfloat16")[:, :n]
         g.output("y", aicf.rms_norm(x, n))
@@ -300,6 +303,42 @@ def test_which_norms_copy_long_rows_ahead(n, stride, team):
         if team:
             resident = ", 2" if n <= 24576 else ""  # blocks of a processor
             assert f"__launch_bounds__({16 * int(team.split(', ')[1])}{resident})" in text
+
+
+@pytest.mark.parametrize(
+    ("n", "make", "tells"),
+    [
+        (24576, lambda x, w, n: aicf.rms_norm(x, n, w), False),  # two blocks of a processor
+        (24584, lambda x, w, n: aicf.rms_norm(x, n, w), True),
+        (24588, lambda x, w, n: aicf.rms_norm(x, n, w), False),  # four elements at once
+        (50304, lambda x, w, n: aicf.rms_norm(x, n), True),
+        (50304, lambda x, w, n: aicf.gelu(aicf.rms_norm(x, n, w)), True),
+        (50304, lambda x, w, n: aicf.layer_norm(x, n, w), False),
+        (50304, lambda x, w, n: aicf.rms_norm(x * 2, n, w), False),
+        (50304, lambda x, w, n: aicf.rms_norm(x, n) * x, False),  # others of each row
+        (57344, lambda x, w, n: aicf.rms_norm(x, n, w), True),
+        (57352, lambda x, w, n: aicf.rms_norm(x, n), False),  # more than 28 warps
+    ],
+)
+def test_which_norms_tell_of_long_rows(n, make, tells):
+    for count, many in ((TOLD - 1, False), (TOLD, True)):
+        g = aicf.Graph("told")
+        x, w = g.input("x", (count, n), "bfloat16"), g.input("w", (n,), "bfloat16")
+        g.output("y", make(x, w, n))
+        (text,) = _core.cuda_programs(g._core, _core.pass_names(), 132, "sm_90a")
+        assert ("TellerOf<" in text) == (tells and many)
+        assert ("normalize_told<" in text and "ByCounter{" in text) == (tells and many)
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("n", [24584, 50304, 57344])
+def test_norms_that_tell_of_long_rows_do_not_spill(n, dtype):
+    g = aicf.Graph("told")
+    x, w = g.input("x", (TOLD, n), dtype), g.input("w", (n,), dtype)
+    g.output("y", aicf.rms_norm(x, n, w))
+    (text,) = _core.cuda_programs(g._core, _core.pass_names(), 132, "sm_90a")
+    assert "TellerOf<" in text and ", 0 bytes spill stores" in _core.cuda_log(text, "sm_90a")
 
 
 @pytest.mark.parametrize(
@@ -393,6 +432,38 @@ def test_bits_of_rows_that_are_copied_ahead(n, dtype, offset):
             ends.append({name: value.numpy().astype(np.float32) for name, value in step.items()})
         for name, value in ends[0].items():
             alike(value, ends[1][name])
+
+
+def told(n, count, dtype="bfloat16", offset=0):
+    """Norms of rows of which one is all zeros and two are not finite."""
+    kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
+    rng = np.random.default_rng(n)
+    x = np.resize(rng.standard_normal((1 << 20) - 3, np.float32), (count, n + 8 * offset))
+    x[1], x[2, n // 2], x[3, n - 1] = 0, np.inf, np.nan
+    x, w = (a.astype(kind) for a in (x, rng.standard_normal(n, np.float32)))
+    g = aicf.Graph("told")
+    rows = g.state("x", x.shape, dtype, init=x)[:, offset : offset + n]
+    weight = g.state("w", w.shape, dtype, init=w)
+    g.output("weighted", aicf.rms_norm(rows, n, weight))
+    g.output("gelu", aicf.gelu(aicf.rms_norm(rows, n)))
+    return g
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("offset", [0, 1, 4])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("n", [24584, 50304, 57344])
+def test_bits_of_rows_that_warps_tell_of(n, dtype, offset):
+    """Twice, as the counter is 0 again."""
+    count = 16 * _core.cuda_info()["devices"][0]["multiprocessors"] + 3
+    ends = []
+    for device in ("cpu", "cuda"):
+        step = told(n, count, dtype, offset).compile(device=device, checks="off")
+        for _ in range(2):
+            values = step()
+        ends.append({name: value.numpy().astype(np.float32) for name, value in values.items()})
+    for name, value in ends[0].items():
+        alike(value, ends[1][name])
 
 
 @pytest.mark.gpu
@@ -541,11 +612,15 @@ LASTING = 1 << 19  # elements of a processor from which on rows stay in the seco
         ("layer_norm", 2048, 256 * 132, "bfloat16", False),
         ("layer_norm", 8192, 64 * 132, "float32", False),
         ("rms_norm", 768, 1024 * 132, "bfloat16", False),  # rows of a warp
-        ("rms_norm", 50304, 64 * 132, "bfloat16", False),  # rows that no block's registers hold
+        ("layer_norm", 32768, 16 * 132, "bfloat16", True),  # rows that are copied ahead
+        ("rms_norm", 32768, 16 * 132 - 1, "bfloat16", False),
+        ("rms_norm", 50304, 11 * 132, "bfloat16", True),
+        ("rms_norm", 100_000, 8 * 132, "bfloat16", False),  # rows that no block's registers hold
     ],
 )
 def test_which_rows_stay_in_the_second_cache(op, n, count, dtype, lasts):
-    """Those of norms without a mean that blocks hold, many times what it has room for."""
+    """Those of norms that are copied ahead, and without a mean of those that blocks hold, many
+    times what it has room for."""
     g = aicf.Graph("lasting")
     x, w = g.input("x", (count, n), dtype), g.input("w", (n,), dtype)
     g.output("y", getattr(aicf, op)(x, n, w))
@@ -567,7 +642,7 @@ def test_which_rows_are_loaded_where_it_is_written(op, n, here):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("offset", [0, 1, 4])
-@pytest.mark.parametrize("n", [1536, 2048])
+@pytest.mark.parametrize("n", [1536, 2048, 16392])
 def test_bits_of_rows_that_stay_in_the_second_cache(n, offset):
     """Of rows that begin at multiples of 16 bytes and others."""
     (gpu, *_) = _core.cuda_info()["devices"]
@@ -584,6 +659,7 @@ def test_bits_of_rows_that_stay_in_the_second_cache(n, offset):
         weight = g.state("w", w.shape, "bfloat16", init=w)
         g.output("rms_norm", aicf.rms_norm(rows, n, weight))
         g.output("plain", aicf.rms_norm(rows, n))
+        g.output("layer_norm", aicf.layer_norm(rows, n, weight))
         g.output("gelu", aicf.gelu(aicf.rms_norm(rows, n, weight)))
         step = g.compile(device=device, checks="off")()
         ends.append({name: value.numpy().astype(np.float32) for name, value in step.items()})

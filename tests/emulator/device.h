@@ -384,6 +384,9 @@ inline void cp_async_cg_shared_global(u32 to, const void* from, u32 room, u32 by
 inline void cp_async_cg_shared_global(u32 to, const void* from, u32 room) {
     emulated_api.copy(to, from, room, room);
 }
+inline void cp_async_cg_shared_global_L2__cache_hint(u32 to, const void* from, u32 room, u64) {
+    emulated_api.copy(to, from, room, room);
+}
 inline void cp_async_cg_shared_global_L2__256B(u32 to, const void* from, u32 room) {
     emulated_api.copy(to, from, room, room);
 }

@@ -243,7 +243,7 @@ const char* exchange(u32 mask, const void* mine, u32 bytes, bool orders) {
 
 // ---- races --------------------------------------------------------------------------------------
 
-constexpr u32 kMailboxes = 64;  // of a block
+constexpr u32 kMailboxes = 96;  // of a block
 /// Of a block's threads, barriers in memory and warps.
 u32 ids_of(u32 threads) { return threads + kMailboxes + (threads + 31) / 32; }
 const char* const kAccesses[] = {"is read", "is written", "is changed"};

@@ -177,6 +177,11 @@ void cp_async_bulk_shared__cluster_global_mbarrier__complete_tx__bytes(u32 to, c
     __builtin_memcpy(shared_at(to), from, bytes);
     land(to, bytes, barrier);
 }
+template <class T>
+void cp_async_bulk_shared__cluster_global_mbarrier__complete_tx__bytes_L2__cache_hint(
+    u32 to, const T* from, u32 bytes, u32 barrier, u64) {
+    cp_async_bulk_shared__cluster_global_mbarrier__complete_tx__bytes(to, from, bytes, barrier);
+}
 inline void ld_shared_v2_b32(u32& a, u32& b, u32 from) { load(from, a, b); }
 inline void ld_shared_v4_b32(u32& a, u32& b, u32& c, u32& d, u32 from) { load(from, a, b, c, d); }
 inline void st_shared_b32(u32 to, u32 a) { store(to, a); }

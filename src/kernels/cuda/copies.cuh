@@ -5,16 +5,22 @@
 
 namespace aicf {
 
-/// Starts a copy to shared memory that wait_copies() sees the end of.
-template <int Bytes>
+/// Starts a copy to shared memory that wait_copies() sees the end of. `Lasting`: of 16 bytes,
+/// read with lasting_policy().
+template <int Bytes, bool Lasting = false>
 __device__ __forceinline__ void copy_async(void* to, const void* from) {
 #if __CUDA_ARCH__ >= 800
     const auto at = static_cast<uint32_t>(__cvta_generic_to_shared(to));
-    if constexpr (Bytes == 16)
+    if constexpr (Bytes == 16 && Lasting) {
+        asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(at),
+                     "l"(from), "l"(lasting_policy())
+                     : "memory");
+    } else if constexpr (Bytes == 16) {
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(from) : "memory");
-    else
+    } else {
         asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(at), "l"(from), "n"(Bytes)
                      : "memory");
+    }
 #else
     typedef Pack<uint32_t, Bytes / 4> Words;
     *static_cast<Words*>(to) = *static_cast<const Words*>(from);

@@ -158,7 +158,16 @@ __device__ __forceinline__ void copy_kept_bytes(uint32_t to, const void* from, u
         "l"(from), "r"(bytes), "r"(barrier)
         : "memory");
 }
-/// The same, of which other threads' writes were acquired before.
+/// The same, read with lasting_policy().
+__device__ __forceinline__ void copy_lasting_bytes(uint32_t to, const void* from, uint32_t bytes,
+                                                   uint32_t barrier) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+        "[%0], [%1], %2, [%3], %4;" ::"r"(to),
+        "l"(from), "r"(bytes), "r"(barrier), "l"(lasting_policy())
+        : "memory");
+}
+/// As copy_kept_bytes(), of which other threads' writes were acquired before.
 __device__ __forceinline__ void copy_bytes(uint32_t to, const void* from, uint32_t bytes,
                                            uint32_t barrier) {
     asm volatile("fence.proxy.async.global;" ::: "memory");

@@ -41,6 +41,7 @@ class RowText {
         text_.includes = {alone_ && (filled_.warps || ahead_) ? "loss_rows.cuh"
                           : filled_.warps                     ? "filled_rows.cuh"
                           : kept_.warps                       ? "kept_rows.cuh"
+                          : team_.tells                       ? "told_rows.cuh"
                           : team_.slots                       ? "copied_rows.cuh"
                                                               : "nn.cuh"};
         text_.name = cat(kernel_stem(op_), "_", dtype_abbrev(row_.x->dtype));
@@ -152,17 +153,19 @@ class RowText {
 
     /// How a row's inputs are loaded, as RowOf has it, in 16 bits where it is not as the compiler
     /// likes. Softmax of rows that a warp reads ahead by 8 bytes waits less where loads stand apart
-    /// from each other; norms without a mean, of rows that a block holds, have the second cache
-    /// write what they make before it gives up what others read.
+    /// from each other; norms without a mean, of rows that a block holds, and those of rows that
+    /// are copied ahead have the second cache write what they make before it gives up what others
+    /// read.
     std::string loads(int position) const {
-        if (limits_.one_block || limits_.major < 9 || kept_.warps || filled_.warps || team_.slots)
-            return "";
+        if (limits_.one_block || limits_.major < 9 || kept_.warps || filled_.warps) return "";
         for (int k : reads(position))
             if (!is_16_bit(op_.inputs[static_cast<size_t>(k)].dtype)) return "";
         if (ahead_ && name_ == "softmax" && team_.warps == 1 && team_.side == 4)
             return ", true, Loads::here";
-        const bool lasts = name_ == "normalize" && !row_.attrs->flag("center") && team_.warps > 1 &&
-                           team_.side > 0 && rows_ * row_.n >= kLastingTerms * limits_.processors;
+        const bool held = name_ == "normalize" && !row_.attrs->flag("center") && team_.warps > 1 &&
+                          team_.side > 0;
+        const bool lasts =
+            (held || team_.slots > 0) && rows_ * row_.n >= kLastingTerms * limits_.processors;
         return lasts ? ", true, Loads::lasting" : "";
     }
 
@@ -265,8 +268,17 @@ class RowText {
                                view.strides[row_.axis] == 0 || view.shape[row_.axis] == 1);
         for (int side : {8, 4})
             if ((side == 4 || narrow) && row_.n % side == 0 && own_of(0, side) >= 0)
-                return copying_team(row_, side, puts_same() ? beside_bytes(side) : 0, limits_);
+                return copying_team(row_, side, puts_same() ? beside_bytes(side) : 0,
+                                    side == 8 && tells(), limits_);
         return {};
+    }
+
+    /// Whether rows that are copied ahead may be told_rows.cuh's: those of a norm without a mean,
+    /// as they lie in memory, so many that a counter shares out most of them.
+    bool tells() const {
+        return name_ == "normalize" && !row_.attrs->flag("center") && puts_same() &&
+               steps_for(op_, 0, row_.at, {row_.operands[0]}).empty() &&
+               2 * rows_ >= kToldTurns * limits_.processors && rows_ < 1 << 30;
     }
 
     /// Whether rows of 16 bits are read ahead, for teams that take enough of them.
@@ -644,6 +656,7 @@ class RowText {
                     std::min<int64_t>(rows_, int64_t{limits_.processors} * team.resident);
         }
         const std::string type = team.type + ", ";
+        if (team.tells) return call("normalize_told", type, last_of_norm() + order());
         if (loss_region(op_))
             return call("cross_entropy_with_grad", cat(type, ahead_ ? text_.threads : 0, ", "),
                         number_of(row_.at + 1));

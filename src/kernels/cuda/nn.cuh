@@ -344,7 +344,7 @@ __device__ __forceinline__ void normalize_rows(const Grid& grid, Make make, Put 
 /// - 1.
 template <class Row, class Out, int Lot>
 struct Beside {
-    static constexpr int V = Row::side, lines = Row::lines;
+    static constexpr int V = Row::side, lines = Row::lines, pieces = Row::turns * lines;
     typedef decltype(static_cast<Out*>(nullptr)->template beside<V, true>(0)) Some;
     Some some[Lot];
 
@@ -371,6 +371,42 @@ struct Beside {
                 out.template finish<V, false>(i, y.a[k / lines][k % lines], some[k % Lot]);
             });
     }
+    /// What all rows are stored with, to where the team keeps it; and a row of results with that,
+    /// or with what is read for it alone.
+    template <class Team>
+    __device__ __forceinline__ void keep(const Out& out) {
+        const bool together = out.template together<V>();
+#pragma unroll
+        for (int first = 0; first < pieces; first += Lot) {
+            read(out, first, together);
+            for (int k = first; k < first + Lot && k < pieces; k++)
+                Team::Kept::keep(k, some[k - first]);
+        }
+    }
+    template <class Team, bool Kept>
+    __device__ __forceinline__ void store(const Out& out, const Row& y) {
+        // Asked once for all pieces, which then do not wait for each other.
+        if (out.template together<V>())
+            store_pieces<Team, Kept>(out, true, y);
+        else
+            store_pieces<Team, Kept>(out, false, y);
+    }
+
+  private:
+    template <class Team, bool Kept>
+    __device__ __forceinline__ void store_pieces(const Out& out, bool together, const Row& y) {
+#pragma unroll
+        for (int first = 0; first < pieces; first += Lot) {
+            if constexpr (Kept) {
+#pragma unroll
+                for (int k = first; k < first + Lot && k < pieces; k++)
+                    some[k - first] = Team::Kept::template kept<Some>(k);
+            } else {
+                read(out, first, together);
+            }
+            finish(out, first, together, y);
+        }
+    }
 };
 /// The same of rows that are read ahead, by blocks of so many threads. What results of all rows are
 /// stored with, if it is the same, Put::same, stays in registers or where a team that copies rows
@@ -386,39 +422,28 @@ __device__ __forceinline__ void normalize_ahead(const Grid& grid, Make make, Put
     typedef typename Beside<Row, Out, 1>::Some Some;
     constexpr int pieces = Row::turns * Row::lines, size = pieces * int(sizeof(Some));
     constexpr bool kept = Put::same && size <= Team::beside,
-                   once = Put::same && !kept && size <= 32;
+                   once = !Team::copies && Put::same && size <= 32;
     // Of a team that copies rows, a few pieces at a time: its registers hold rows.
     constexpr int few = sizeof(Some) < 32 ? 32 / int(sizeof(Some)) : 1,
-                  lot = once || !Team::copies || few > pieces ? pieces : few;
+                  lot = !Team::copies || few > pieces ? pieces : few;
     Beside<Row, Out, lot> beside;
-    const bool whole = put(0).template together<Row::side>();
+    const bool whole = !Team::copies && put(0).template together<Row::side>();
     if constexpr (once) beside.read(put(0), 0, whole);
-    if constexpr (kept)
-#pragma unroll
-        for (int first = 0; first < pieces; first += lot) {
-            beside.read(put(0), first, whole);
-            for (int k = first; k < first + lot && k < pieces; k++)
-                Team::keep(k, beside.some[k - first]);
-        }
+    if constexpr (kept) beside.template keep<Team>(put(0));
     each_ahead<Team, Shape::rows, Threads>(grid, make, [&](int64_t r, bool mine, const Row& x) {
         const Out out = put(r);
-        const bool together = Team::copies ? out.template together<Row::side>() : whole;
         A mean = A(0);
         if constexpr (Center) mean = by_count<Shape::n>(team.template reduce<SumOf<A>>(x));
-        const A sum = team.template reduce<SumOf<A>>(
-            team.map(x, [mean](A v) { return (v - mean) * (v - mean); }));
+        Row off = x;
+        if constexpr (Center) off = team.off(x, mean);
+        const A sum = team.template reduce<SumOf<A>>(team.map(off, [](A v) { return v * v; }));
         const A scale = scalar::div(A(1), scalar::sqrt(by_count<Shape::n>(sum) + eps));
-        const Row y = team.map(x, [=](A v) { return (v - mean) * scale; });
-#pragma unroll
-        for (int first = 0; first < pieces; first += lot) {
-            if constexpr (kept) {
-#pragma unroll
-                for (int k = first; k < first + lot && k < pieces; k++)
-                    beside.some[k - first] = Team::template kept<Some>(k);
-            } else if (!once) {
-                beside.read(out, first, together);
-            }
-            if (mine) beside.finish(out, first, together, y);
+        const Row y = team.map(off, [=](A v) { return v * scale; });
+        if constexpr (Team::copies) {
+            beside.template store<Team, kept>(out, y);
+        } else {
+            if (!once) beside.read(out, 0, whole);
+            if (mine) beside.finish(out, 0, whole, y);
         }
         if (mine && team.leads()) {
             set_rstd(r, scale);

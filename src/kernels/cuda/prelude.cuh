@@ -235,8 +235,13 @@ __device__ __forceinline__ uint32_t own_zero() {
 #endif
 }
 
-/// An object of 8 or 16 bytes in global memory, which the second cache gives up last, what is
-/// written meanwhile before it.
+/// That the second cache gives up last what is read so, what is written meanwhile before it.
+__device__ __forceinline__ uint64_t lasting_policy() {
+    uint64_t policy;
+    asm("createpolicy.fractional.L2::evict_last.b64 %0;" : "=l"(policy));
+    return policy;
+}
+/// An object of 8 or 16 bytes in global memory, read with lasting_policy().
 template <class T>
 __device__ __forceinline__ T load_lasting(const T* x) {
     static_assert(sizeof(T) == 8 || sizeof(T) == 16);
@@ -244,8 +249,7 @@ __device__ __forceinline__ T load_lasting(const T* x) {
         uint32_t word[4];
         T value;
     };
-    uint64_t policy;
-    asm("createpolicy.fractional.L2::evict_last.b64 %0;" : "=l"(policy));
+    const uint64_t policy = lasting_policy();
     if constexpr (sizeof(T) == 16)
         asm volatile("ld.global.L1::evict_last.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
                      : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])

@@ -111,7 +111,8 @@ struct RowOf {
     __device__ __forceinline__ A operator()(int64_t i) const {
         return static_cast<A>(widen(x[Elem::at(i)]));
     }
-    static constexpr bool asks = Asks && sizeof(E) >= 2 && Elem::step == 1 && Alike > 0;
+    static constexpr bool asks = Asks && sizeof(E) >= 2 && Elem::step == 1 && Alike > 0,
+                          lasting = How == Loads::lasting;
     template <int V>
     static constexpr int at_once = V < Alike                 ? V
                                    : Alike > 0               ? Alike
@@ -140,8 +141,7 @@ struct RowOf {
 #pragma unroll
                     for (int j = 0; j < each; j++) v[j] = widen(pack.at[j]);
                 } else {
-                    load_dense<each, E, How == Loads::lasting>(v, from, 0, each,
-                                                               wide && !once<each>);
+                    load_dense<each, E, lasting>(v, from, 0, each, wide && !once<each>);
                 }
 #pragma unroll
                 for (int j = 0; j < each; j++) a[part + j] = static_cast<A>(v[j]);

@@ -16,25 +16,25 @@ __device__ __forceinline__ void send(uint32_t to, const Pack<float, 2>& two, uin
 }
 
 /// What each warp of the blocks of a cluster tells all others of a row, `Count` numbers, none of
-/// which waits before it needs what the others told. Two places take turns, each with a barrier:
-/// who tells of a third row has waited for what all told of the second, so that none still reads of
-/// the first.
-template <int Warps, int Blocks, int Count>
+/// which waits before it needs what the others told. `Places` take turns, each with a barrier. Of
+/// two: who tells of a third row has waited for what all told of the second, so that none still
+/// reads of the first. Of four a warp may tell of a row before it asks for the one before it.
+template <int Warps, int Blocks, int Count, int Places = 2>
 struct RowExchange {
     static_assert((Count % 2 == 0 && Count <= 64) || Count == 1);
     static_assert((Blocks & (Blocks - 1)) == 0);
-    static constexpr int numbers = Warps * Blocks * Count, bytes = 2 * (4 * numbers + 8);
+    static constexpr int numbers = Warps * Blocks * Count, bytes = Places * (4 * numbers + 8);
     char* room;  // of so many bytes
 
     /// Makes the barriers, before any block of the cluster tells another.
     __device__ __forceinline__ void begin() const {
         if (threadIdx.x == 0)
-            for (uint32_t place = 0; place < 2; place++) init_barrier(barrier(place), Warps);
+            for (uint32_t place = 0; place < Places; place++) init_barrier(barrier(place), Warps);
     }
     /// Of the warp among those of all blocks.
     __device__ __forceinline__ static int warp() { return rank() * Warps + int(threadIdx.x / 32); }
     __device__ __forceinline__ float* all(uint32_t turn) const {
-        return reinterpret_cast<float*>(room) + turn % 2 * numbers;
+        return reinterpret_cast<float*>(room) + turn % Places * numbers;
     }
     /// The warp's own numbers, which some lane writes.
     __device__ __forceinline__ float* own(uint32_t turn) const {
@@ -56,7 +56,7 @@ struct RowExchange {
     /// Until all have told. It lies in this block's shared memory, which an acquire of the block's
     /// scope orders; one of the cluster's would empty the first cache, too.
     __device__ __forceinline__ const float* told(uint32_t turn) const {
-        wait_barrier(barrier(turn), turn / 2 % 2);
+        wait_barrier(barrier(turn), turn / Places % 2);
         return all(turn);
     }
 
@@ -67,7 +67,7 @@ struct RowExchange {
 
   private:
     __device__ __forceinline__ uint32_t barrier(uint32_t turn) const {
-        return shared_address(room) + 8 * numbers + turn % 2 * 8;
+        return shared_address(room) + 4 * Places * numbers + turn % Places * 8;
     }
     /// One number, or two, to where they lie in the other blocks.
     __device__ __forceinline__ static void send_part(const float* part, uint32_t barrier) {
@@ -94,65 +94,5 @@ __device__ __forceinline__ void barriers_made() {
         __syncthreads();
     }
 }
-
-/// A cluster of so many blocks, each of which has two barriers in shared memory, used in turn: none
-/// can send for a barrier's next turn before all have read what came with its last one.
-template <int Blocks>
-struct RowCluster {
-    static constexpr int bytes = 32;
-    char* room;  // of so many bytes
-    uint32_t turn = 0;
-
-    __device__ __forceinline__ static int rank() {
-        return Blocks > 1 ? int(blockIdx.x % Blocks) : 0;
-    }
-    __device__ __forceinline__ uint32_t side() const { return turn % 2; }
-    /// Makes the barriers, before any block of the cluster tells another.
-    __device__ __forceinline__ explicit RowCluster(void* room) : room(static_cast<char*>(room)) {
-        if constexpr (Blocks > 1) {
-            if (threadIdx.x == 0) {
-                init_barrier(shared_address(room), 1);
-                init_barrier(shared_address(room) + 8, 1);
-                asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-            }
-            sync_cluster();
-        }
-    }
-    /// A barrier of all threads of the cluster, behind which each block has all numbers: `Runs`
-    /// runs of `Each`, a part of each run from each block, which has written its own part before.
-    /// Callers take two arrays in turn, so that none is written while it is read.
-    template <int Runs, int Each>
-    __device__ __forceinline__ void tell(float* all) {
-        __syncthreads();
-        if constexpr (Blocks > 1) {
-            constexpr int pairs = Each / 2;
-            static_assert(Each % 2 == 0 && Runs * pairs <= 32);
-            const uint32_t barrier = shared_address(room) + 8 * side();
-            // One warp sends all: a barrier takes messages one by one.
-            if (const int t = threadIdx.x; t < Runs * pairs) {
-                if (t == 0) arrive_expecting(barrier, Runs * pairs * (Blocks - 1) * 8);
-                send_all(reinterpret_cast<const Pack<float, 2>*>(all) +
-                             (t / pairs * Blocks + rank()) * pairs + t % pairs,
-                         barrier);
-            }
-            // All that is told lies in shared memory, which an acquire of the block's scope orders;
-            // one of the cluster's would empty the first cache, too.
-            wait_barrier(barrier, turn / 2 % 2);
-        }
-        turn++;
-    }
-
-  private:
-    /// Two numbers to where they lie in the other blocks.
-    __device__ __forceinline__ static void send_all(const void* two, uint32_t barrier) {
-        const uint32_t to = shared_address(two);
-#pragma unroll
-        for (uint32_t other = 1; other < Blocks; other++) {
-            const uint32_t there = uint32_t(rank()) ^ other;
-            send(address_in(to, there), *static_cast<const Pack<float, 2>*>(two),
-                 address_in(barrier, there));
-        }
-    }
-};
 
 }  // namespace aicf

@@ -137,7 +137,7 @@ Team row_team(const LoweredOp& op, const RowOp& row, const Limits& limits) {
     return team;
 }
 
-Team copying_team(const RowOp& row, int side, int64_t beside, const Limits& limits) {
+Team copying_team(const RowOp& row, int side, int64_t beside, bool tells, const Limits& limits) {
     const int64_t leaves = ceil_div(row.n, kTreeLeaf);
     Team team;
     if (limits.one_block || limits.most_warps < 32 || (limits.major != 9 && limits.major != 10) ||
@@ -150,15 +150,25 @@ Team copying_team(const RowOp& row, int side, int64_t beside, const Limits& limi
     const int64_t warps = ceil_div(leaves, 2 * team.blocks), threads = 32 * warps;
     team.warps = static_cast<int>(warps * team.blocks);
     team.resident = static_cast<int>(std::max<int64_t>(1, kCopyingWarps / warps));
-    const int64_t slot = 64 * threads, head = 16 * team.warps + 32,
-                  room = std::min(kKeptShared, kShared / team.resident - 1024) - head;
-    int64_t each = 32 / side * beside;  // of a thread's pieces
-    if (each * threads + kCopiedRows * slot > room) each = 0;
-    team.slots = static_cast<int>(kCopiedRows);
+    const int64_t slot = 64 * threads, most = std::min(kKeptShared, kShared / team.resident - 1024),
+                  numbers = 4 * 2 * team.warps + 8;  // bytes of what leaves come to, a barrier
+    int64_t each = 32 / side * beside, head = 0;     // of a thread's pieces
+    const auto fill = [&](int64_t slots, int64_t bytes) {
+        team.slots = static_cast<int>(slots);
+        head = ceil_div(bytes, 16) * 16;
+        team.kept = head + slots * slot + each * threads;
+        return team.kept <= most;
+    };
+    team.tells = tells && team.resident == 1 && warps <= kToldWarps &&
+                 fill(kToldRows, 4 * numbers + 64 + 8 * kToldRows * warps);
+    if (!team.tells && !fill(kCopiedRows, 2 * numbers)) {
+        each = 0;
+        fill(kCopiedRows, 2 * numbers);
+    }
     team.results = head / 4;
-    team.kept = head + team.slots * slot + each * threads;
-    team.type = cat("CopierOf<float, ", row.n, ", ", team.lanes, ", ", team.warps, ", ", side, ", ",
-                    cuda_type(row.x->dtype), ", ", team.slots, ", ", team.blocks, ", ", each, ">");
+    team.type = cat(team.tells ? "TellerOf<float, " : "CopierOf<float, ", row.n, ", ", team.lanes,
+                    ", ", team.warps, ", ", side, ", ", cuda_type(row.x->dtype), ", ", team.slots,
+                    ", ", team.blocks, ", ", each, ">");
     return team;
 }
 

@@ -34,8 +34,9 @@ std::vector<int> row_reads(const LoweredOp& op, const RowOp& row, int position);
 Team row_team(const LoweredOp& op, const RowOp& row, const Limits& limits);
 /// A team whose next rows, stored as x is, are copied to shared memory while it is at one
 /// (copied_rows.cuh). `side`: elements that are read at once, with which the results of all rows
-/// take `beside` bytes.
-Team copying_team(const RowOp& row, int side, int64_t beside, const Limits& limits);
+/// take `beside` bytes. `tells`: it may be one of told_rows.cuh, where a processor has a block of
+/// it with room for all that.
+Team copying_team(const RowOp& row, int side, int64_t beside, bool tells, const Limits& limits);
 /// Blocks that keep a row of logits as they are stored (kept_rows.cuh); of no warps: they don't.
 struct KeptTeam {
     std::string type;

@@ -116,7 +116,9 @@ class RowStruct {
     std::string own_text(bool direct) const {
         const char* e = cuda_type(op_.inputs[static_cast<size_t>(own_)].dtype);
         return cat("    static constexpr bool direct = ", direct ? "true" : "false",
-                   ";\n    __device__ __forceinline__ const ", e, "* own() const { return x", own_,
+                   ", lasting = decltype(x", own_,
+                   ")::lasting;\n    __device__ __forceinline__ const ", e,
+                   "* own() const { return x", own_,
                    ".x; }\n    template <int V>\n    __device__ __forceinline__ bool "
                    "beside_together() const {\n        return true",
                    others_together_,

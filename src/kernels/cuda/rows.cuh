@@ -199,6 +199,9 @@ struct HolderOf {
     __device__ __forceinline__ static Row map(Row row, F f) {
         return combine(row, row, [=](A a, A) { return f(a); });
     }
+    __device__ __forceinline__ static Row off(const Row& row, A mean) {
+        return map(row, [mean](A v) { return v - mean; });
+    }
     template <class F>
     __device__ __forceinline__ static void visit(const Row& row, F f) {
 #pragma unroll

@@ -8,7 +8,8 @@ namespace aicf::cuda {
 
 /// Who takes a row of n elements (rows.cuh); `narrow`: some of 16 bits lie side by side in memory.
 struct Team {
-    std::string type;  // HolderOf<...>, CopierOf<...>, StreamerOf<...> or KeeperOf<...>
+    std::string
+        type;  // HolderOf<...>, CopierOf<...>, TellerOf<...>, StreamerOf<...>, KeeperOf<...>
     int lanes = 32, warps = 1;
     int64_t results = 0;  // in the block's shared memory, of type `a`
     int side = 0;         // elements that a thread has side by side where registers hold the row
@@ -16,6 +17,7 @@ struct Team {
     int resident = 1;     // such blocks of a processor
     int blocks = 1;       // that share a row
     int slots = 0;        // of rows that are copied ahead, to shared memory
+    bool tells = false;   // its warps tell each other what a row comes to while they are at another
 
     /// The warps that so many rows keep busy, where a row is one's at most.
     int64_t units(int64_t rows) const { return (rows * lanes + 31) / 32; }
