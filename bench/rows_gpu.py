@@ -579,7 +579,7 @@ def main():
     parser.add_argument("--sets", type=int, default=SETS, help="of operands, taken in turn")
     parser.add_argument("--jobs", type=int, default=1, help="processes that compile beforehand")
     parser.add_argument("--alone", action="store_true", help="without PyTorch's compiler")
-    parser.add_argument("--near", action="store_true", help="time rows and chains in L2, too")
+    parser.add_argument("--near", action="store_true", help="time rows, sums and chains in L2, too")
     parser.add_argument("--counted", action="store_true", help="what Nsight Compute is to count")
     parser.add_argument("--counts", type=Path, help="what it counted, of the same sections")
     parser.add_argument("--json", type=Path)
@@ -609,7 +609,7 @@ def main():
     for number in chosen:
         case = every[number]
         peer = None if args.alone else theirs
-        bare = args.near and case.section in ("rows", "chains")
+        bare = args.near and case.section in ("rows", "sums", "chains")
         rows.append(row := measured(case, args.rounds, args.sets, peer, clock, bare))
         row["copy_us"] = sum(copies[moved] for moved in passes[number])
         if cycles:
