@@ -45,12 +45,10 @@ __device__ __forceinline__ auto joined(Part part) {
     }
 }
 
-/// What pieces come to of which parts lie Step apart, one after the other for `Columns` results
-/// side by side, of which the first `there` exist: by `Teams` teams of a block, of a thread for
-/// each result; the first gets them. `held`: one for each thread.
-template <class Op, int Columns, int Pieces, int64_t Step,
-          int Teams = Columns < 16 ? 16 : 256 / Columns, class A>
-__device__ __forceinline__ A join_pieces(A* held, const A* parts, int64_t there) {
+/// What pieces come to, of which load(p) is a thread's part of piece p: by `Teams` teams of a
+/// block, of `Columns` threads; the first gets them. `held`: one for each thread.
+template <class Op, int Columns, int Pieces, int Teams, class T, class Load>
+__device__ __forceinline__ T join_pieces_of(T* held, const Load& load) {
     constexpr int share = [] {
         int each = 1;
         while (each * Teams < Pieces) each *= 2;
@@ -58,23 +56,72 @@ __device__ __forceinline__ A join_pieces(A* held, const A* parts, int64_t there)
     }();
     constexpr int used = (Pieces + share - 1) / share;
     const int column = threadIdx.x % Columns, team = threadIdx.x / Columns, from = team * share;
-    const bool exists = Step % Columns == 0 || column < there;
     constexpr int lot = share < 16 ? share : 16;  // on their way at once
     if (team < used) {
-        Subtrees<Op, A, share / lot> all;
+        Subtrees<Op, T, share / lot> all;
 #pragma unroll 1
         for (int at = from; at < from + share; at += lot)
-            all.take(joined<Op, lot>([&](int p) {
-                return at + p < Pieces && exists ? __ldcg(parts + (at + p) * Step + column)
-                                                 : Op::missing();
-            }));
+            all.take(joined<Op, lot>(
+                [&](int p) { return at + p < Pieces ? load(at + p) : Op::missing(); }));
         held[team * Columns + column] = all.total();
     }
     __syncthreads();
-    A total = A(0);
+    T total = {};
     if (team == 0) total = joined<Op, used>([&](int q) { return held[q * Columns + column]; });
     __syncthreads();
     return total;
+}
+
+/// The same of parts that lie Step apart, one after the other for `Columns` results side by side,
+/// of which the first `there` exist: a thread for each result.
+template <class Op, int Columns, int Pieces, int64_t Step,
+          int Teams = Columns < 16 ? 16 : 256 / Columns, class A>
+__device__ __forceinline__ A join_pieces(A* held, const A* parts, int64_t there) {
+    const int column = threadIdx.x % Columns;
+    const bool exists = Step % Columns == 0 || column < there;
+    return join_pieces_of<Op, Columns, Pieces, Teams>(
+        held, [&](int p) { return exists ? __ldcg(parts + p * Step + column) : Op::missing(); });
+}
+
+/// Op of four numbers, each by itself.
+template <class Op, class A>
+struct FourOf {
+    typedef Pack<A, 4> Four;
+    __device__ __forceinline__ static Four missing() {
+        return {Op::missing(), Op::missing(), Op::missing(), Op::missing()};
+    }
+    __device__ __forceinline__ static Four join(const Four& a, const Four& b) {
+        Four all;
+#pragma unroll
+        for (int c = 0; c < 4; c++) all.at[c] = Op::join(a.at[c], b.at[c]);
+        return all;
+    }
+    /// As __ldcg() loads them.
+    __device__ __forceinline__ static Four load(const A* x) {
+        static_assert(sizeof(A) == 4);
+        Four all;
+#ifdef __CUDACC_RTC__
+        asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
+                     : "=f"(all.at[0]), "=f"(all.at[1]), "=f"(all.at[2]), "=f"(all.at[3])
+                     : "l"(x)
+                     : "memory");
+#else
+        all = __ldcg(reinterpret_cast<const Four*>(x));
+#endif
+        return all;
+    }
+};
+
+/// join_pieces() of four results side by side to a thread. N: how many there are.
+template <class Op, int Columns, int Pieces, int64_t N, int Teams, class A>
+__device__ __forceinline__ Pack<A, 4> join_pieces_of_four(A* held, const A* parts, int64_t there) {
+    typedef FourOf<Op, A> Fours;
+    static_assert(N % 4 == 0);
+    const int column = 4 * int(threadIdx.x % Columns);
+    const bool exists = N % (4 * Columns) == 0 || column < there;
+    return join_pieces_of<Fours, Columns, Pieces, Teams>(
+        reinterpret_cast<Pack<A, 4>*>(held),
+        [&](int p) { return exists ? Fours::load(parts + p * N + column) : Fours::missing(); });
 }
 
 /// Few elements a result, which a thread joins; results side by side are neighbours', who take Lots

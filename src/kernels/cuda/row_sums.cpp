@@ -232,7 +232,7 @@ class RowSumsText {
             int64_t levels = 0;
             while (parts << levels < kTreeLanes) levels++;
             const int64_t shared = 4 * shown + (blocks_ ? 96 : 32) + coming +
-                                   std::max(levels * wait, int64_t{4} * text_.threads),
+                                   std::max(levels * wait, int64_t{16} * text_.threads),
                           units = ceil_div(rows_, kTreeLeaf) * parts;
             const double share = static_cast<double>(units) /
                                  static_cast<double>(ceil_div(units, clusters) * clusters);

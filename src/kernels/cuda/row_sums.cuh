@@ -98,38 +98,49 @@ struct ColumnSums {
     }
 };
 
-/// Sum `Which` of some columns, once all parts are there: ends.put<Which>(column, v).
-template <int Sums, int Which, int Columns, int Pieces, int64_t N, int Threads, class A, class Ends>
+/// Sum `Which` of some columns, once all parts are there: ends.put<Which>(column, v). `Each`: of a
+/// thread, one or four.
+template <int Sums, int Which, int Columns, int Each, int Pieces, int64_t N, int Threads, class A,
+          class Ends>
 __device__ __forceinline__ void end_sums(A* held, A* const (&parts)[Sums], int which, int strip,
                                          const Ends& ends) {
     if constexpr (Which < Sums) {
         if (which != Which)
-            return end_sums<Sums, Which + 1, Columns, Pieces, N, Threads>(held, parts, which, strip,
-                                                                          ends);
-        const int64_t first = int64_t(strip) * Columns, there = N - first;
-        const A total = join_pieces<SumOf<A>, Columns, Pieces, N, Threads / Columns>(
-            held, parts[Which] + first, there);
-        if (int(threadIdx.x) < Columns && int(threadIdx.x) < there)
-            ends.template put<Which>(first + threadIdx.x, total);
+            return end_sums<Sums, Which + 1, Columns, Each, Pieces, N, Threads>(held, parts, which,
+                                                                                strip, ends);
+        const int64_t first = int64_t(strip) * Columns * Each, there = N - first;
+        if constexpr (Each == 4) {
+            const Pack<A, 4> total =
+                join_pieces_of_four<SumOf<A>, Columns, Pieces, N, Threads / Columns>(
+                    held, parts[Which] + first, there);
+            if (const int i = 4 * int(threadIdx.x); i < 4 * Columns && i < there)
+#pragma unroll
+                for (int c = 0; c < 4; c++) ends.template put<Which>(first + i + c, total.at[c]);
+        } else {
+            const A total = join_pieces<SumOf<A>, Columns, Pieces, N, Threads / Columns>(
+                held, parts[Which] + first, there);
+            if (int(threadIdx.x) < Columns && int(threadIdx.x) < there)
+                ends.template put<Which>(first + threadIdx.x, total);
+        }
     }
 }
 
 /// All sums of columns, by all blocks, once `Units` units are there, of which each of `Blocks`
 /// blocks has left a part. Three counters: units that are taken, parts that are there, blocks that
 /// are done.
-template <int Sums, int Units, int Blocks, int N, int Threads, class A, class Ends>
+template <int Sums, int Units, int Blocks, int Each, int N, int Threads, class A, class Ends>
 __device__ __forceinline__ void join_units(const Grid& grid, A* held, A* const (&parts)[Sums],
                                            uint32_t* counters, Ends ends) {
     constexpr int columns = Units > 1024  ? 8
                             : Units > 512 ? 16
                                           : 32,
-                  strips = (N + columns - 1) / columns;
+                  strips = (N + columns * Each - 1) / (columns * Each);
     if (int(grid.block) < Sums * strips) {
         if (threadIdx.x == 0) wait_count(counters + 1, uint32_t(Units * Blocks));
         __syncthreads();
         for (int task = int(grid.block); task < Sums * strips; task += int(grid.blocks))
-            end_sums<Sums, 0, columns, Units, N, Threads>(held, parts, task / strips, task % strips,
-                                                          ends);
+            end_sums<Sums, 0, columns, Each, Units, N, Threads>(held, parts, task / strips,
+                                                                task % strips, ends);
     }
     if (threadIdx.x == 0 && atomicAdd(counters + 2, 1u) == grid.blocks - 1)
         for (int k = 0; k < 3; k++) clear_counter(counters + k);
@@ -474,7 +485,7 @@ __device__ __forceinline__ void normalize_bwd_parts(const Grid& grid, A* const (
         if (threadIdx.x == 0) add_release(counters + 1, 1u);
     }
     if (Behind && turn > 0) finish(before, 4 * turn - 1, true);
-    join_units<Sums, units, 1, n, Threads>(grid, held, parts, counters, ends);
+    join_units<Sums, units, 1, 1, n, Threads>(grid, held, parts, counters, ends);
 }
 
 /// normalize_bwd_rows with sums. Of row = make(r), row.across<V, Together>(i) reads what elements i

@@ -445,7 +445,7 @@ __device__ __forceinline__ void normalize_bwd_blocks(const Grid& grid, A* const 
         finish(before, 4 * turn - 1);
     }
     sync_cluster();  // none is gone while others send to it
-    join_units<Sums, units, Team::blocks, n, Threads>(grid, held, parts, counters, ends);
+    join_units<Sums, units, Team::blocks, 4, n, Threads>(grid, held, parts, counters, ends);
 }
 
 /// normalize_bwd_sums of rows that clusters hold.
