@@ -74,8 +74,8 @@ constexpr int64_t kept_bytes(int64_t n, int64_t size, int64_t rows) {
 constexpr int64_t kCopiedLeaves = 128, kCopiedRows = 2, kCopyingWarps = 24, kShared = 228 << 10;
 // Of those that warps of a norm without a mean tell each other of: rows of a team; warps of a block
 // at most, whose threads then have 72 registers; rows of a cluster at least, of which it takes six
-// in turn (an H200 took 62 of 50304 elements in 198 us by a counter and in 221 in turn, as other
-// norms' in 207).
+// in turn (an H200 took 62 of 50304 elements in 198 us by a counter and in 221 in turn, for 207 as
+// the other norms take theirs).
 constexpr int64_t kToldRows = 3, kToldWarps = 28, kToldTurns = 32;
 // Elements of a processor from which on instructions are what teams that hold rows wait for.
 constexpr int64_t kManyTerms = 32 * 1024;
