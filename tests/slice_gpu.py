@@ -222,6 +222,7 @@ def families():
         "losses weighted 8192": built(test_cuda_losses.weighted, 8192, 140, "float32"),
         "losses weighted 16388": built(test_cuda_losses.weighted, 16388, 140),
         "losses alone 64": built(test_cuda_losses.alone, 64, 9001),
+        "losses alone 64 in leaves": built(test_cuda_losses.alone, 64, 16384, wild=False),
         "losses alone 768": built(test_cuda_losses.alone, 768, 901),
         "losses alone 8192": built(test_cuda_losses.alone, 8192, 140, wild=False),
         "losses alone 16392": built(test_cuda_losses.alone, 16392, 40, cut=-3),

@@ -497,3 +497,49 @@ def test_bits_of_losses_alone(n, cut, rows, dtype):
 )
 def test_bits_of_long_losses_alone(n, count, cut, dtype):
     bits_of_losses_alone(n, count, dtype, cut)
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(
+    ("n", "leaves", "lanes"),
+    [
+        (56, 528, None),
+        (64, 475, None),
+        (64, 476, 1),
+        (64, 529, None),
+        (64, 950, None),
+        (64, 951, 1),
+        (64, 2048, 1),
+        (64, 9216, 1),
+        (72, 528, None),
+        (120, 528, None),
+        (128, 1024, None),
+        (248, 528, None),
+        (256, 512, 4),
+        (264, 512, None),
+        (512, 512, None),
+    ],
+)
+def test_blocks_add_leaves_of_losses(n, leaves, lanes, dtype):
+    """Of as many pieces of eight elements to a lane, where few blocks have one less than others."""
+    name, call, bound, program = alone_call(n, 512 * leaves, dtype)
+    assert (name == "leaves") == (lanes is not None)
+    for other in ((n, 512 * leaves + 1, dtype), (n, 512 * leaves, dtype, "sm_80")):
+        assert alone_call(*other)[0] != "leaves"
+    if lanes:
+        assert f"HolderOf<float, {n}, {lanes}, 1, false, 8>, 256, " in call
+        assert bound == "256, 4" and f"add_leaves<float, {leaves}>" in program
+        assert " 0 bytes spill stores" in _core.cuda_log(program, "sm_90a")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(
+    ("n", "cut", "leaves"),
+    [(64, 0, 8), (64, 3, 4), (64, -8, 4), (256, 0, 8), (256, -8, 4)],
+)
+def test_bits_of_losses_whose_leaves_blocks_add(n, cut, leaves, dtype):
+    """Of a processor; a block has one leaf or two."""
+    processors = _core.cuda_info()["devices"][0]["multiprocessors"]
+    bits_of_losses_alone(n, 512 * leaves * processors, dtype, cut)

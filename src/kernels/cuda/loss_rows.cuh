@@ -4,6 +4,7 @@
 #pragma once
 
 #include "copies.cuh"
+#include "copy_engine.cuh"
 #include "kept_rows.cuh"
 
 namespace aicf {
@@ -344,6 +345,17 @@ struct HeldWords {
     Words<E, V> words[pieces];
     Extremes<E> seen;
 
+    /// Of row x in shared memory. Lines of short rows are halved, so that row `number` of a warp
+    /// may have them in an order of its own, neighbouring rows' in different banks.
+    __device__ __forceinline__ HeldWords(const E* x, int number) {
+        static_assert(Row::short_lines && Row::whole);
+        const int turned = number % lines * Row::span * 2;  // bytes
+        const char* const from = reinterpret_cast<const char*>(x);
+        each_piece<Row>([&](int k, int i) {
+            words[k] = {*reinterpret_cast<const Pack<uint32_t, V / 2>*>(from + (2 * i ^ turned))};
+            seen.take(words[k]);
+        });
+    }
     template <class Make, class Some>
     __device__ __forceinline__ HeldWords(const Make& row, const Some (&stored)[pieces]) {
         each_piece<Row>([&](int k, int) {
@@ -371,25 +383,47 @@ struct HeldWords {
     __device__ __forceinline__ void lane_sums(A most, A (&all)[Row::turns][V]) const {
 #pragma unroll
         for (int turn = 0; turn < Row::turns; turn++) {
-            // Lines of short rows are halved, those of a leaf added one to the other.
+            // Lines of short rows are halved, those of a leaf added one to the other: in an order
+            // in which two halves follow each other, so that few sums wait.
             constexpr int apart = Row::short_lines ? lines : 1;
-            A s[V][apart];
+            A s[V][waiting(apart)];
 #pragma unroll
-            for (int line = 0; line < lines; line++) {
+            for (int k = 0; k < lines; k++) {
+                const int line = apart > 1 ? reversed(k, lines) : k;
                 A v[V];
                 const bool has = Row::has(Row::first(turn, line));
                 if (has) exps_of_words<Near>(words[turn * lines + line], most, v);
 #pragma unroll
                 for (int c = 0; c < V; c++) {
-                    A& to = s[c][line % apart];
                     if (!has) v[c] = SumOf<A>::missing();
-                    to = line < apart ? v[c] : has ? SumOf<A>::join(to, v[c]) : to;
-                    keep_made(to);
+                    if constexpr (apart == 1) {
+                        s[c][0] = k == 0 ? v[c] : has ? SumOf<A>::join(s[c][0], v[c]) : s[c][0];
+                        keep_made(s[c][0]);
+                    } else {
+                        int level = 0;
+#pragma unroll
+                        for (int half = 1; k & half; half *= 2)
+                            v[c] = SumOf<A>::join(s[c][level++], v[c]);
+                        s[c][level] = v[c];
+                        keep_made(s[c][level]);
+                    }
                 }
             }
 #pragma unroll
-            for (int c = 0; c < V; c++) all[turn][c] = halved<SumOf<A>>(s[c]);
+            for (int c = 0; c < V; c++) all[turn][c] = s[c][waiting(apart) - 1];
         }
+    }
+    /// How many sums wait at most where so many are halved.
+    __device__ __forceinline__ static constexpr int waiting(int count) {
+        int sums = 1;
+        for (; count > 1; count /= 2) sums++;
+        return sums;
+    }
+    /// The bits of k in reverse, of as many as numbers below `count` have.
+    __device__ __forceinline__ static constexpr int reversed(int k, int count) {
+        int all = 0;
+        for (; count > 1; count /= 2, k /= 2) all = 2 * all + k % 2;
+        return all;
     }
     /// So that a number is made before others are begun, which would all take registers.
     __device__ __forceinline__ static void keep_made(A& x) {
@@ -429,6 +463,151 @@ __device__ __forceinline__ void cross_entropy_ahead(const Grid& grid, Make make,
         }
     });
     own.store();
+}
+
+/// The next rows of a warp in shared memory, `Together` of N at a time, brought by the copy engine.
+template <class E, int N, int Together, int Warps>
+struct BroughtRows {
+    static constexpr int count = Together * N,  // elements
+        bytes = 2 * Warps * count + (8 * Warps + 15) / 16 * 16;
+    E* const rows;
+    const uint32_t barrier;
+    const bool aligned, in_line;  // the copy engine can; rows lie one behind the other
+    uint32_t phase = 0;
+
+    __device__ __forceinline__ BroughtRows(void* shared, const E* first, const E* second)
+        : rows(static_cast<E*>(shared) + int(threadIdx.x) / 32 * count),
+          barrier(shared_address(static_cast<E*>(shared) + Warps * count) +
+                  int(threadIdx.x) / 32 * 8),
+          aligned(aligned_for<8>(first)),  // as all rows are, or none
+          in_line(second - first == N) {
+        if (threadIdx.x % 32 == 0) {
+            init_barrier(barrier, 1);
+            asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        }
+        __syncwarp();
+    }
+    /// By a thread of the warp: row(k) is the k-th.
+    template <class Row>
+    __device__ __forceinline__ void ask(const Row& row) const {
+        arrive_expecting(barrier, 2 * count);
+        if (in_line)
+            copy_kept_bytes(shared_address(rows), row(0), 2 * count, barrier);
+        else
+#pragma unroll 1
+            for (int k = 0; k < Together; k++)
+                copy_kept_bytes(shared_address(rows + k * N), row(k), 2 * N, barrier);
+    }
+    __device__ __forceinline__ void wait() {
+        wait_barrier(barrier, phase);
+        phase ^= 1;
+    }
+};
+
+/// cross_entropy_rows of short rows that the copy engine brings, as many as are whole leaves of the
+/// tree, which blocks take; `sums` gets what the losses of each come to.
+template <class A, class Team, int Threads, class E, class Shape, class Make, class Labels,
+          class Loss, class Most, class Sum, class Put>
+__device__ __forceinline__ void cross_entropy_leaves(const Grid& grid, Make make, Labels labels,
+                                                     Loss loss, Most set_most, Sum set_sum, Put,
+                                                     A* sums) {
+    typedef typename Team::Row Row;
+    typedef typename RowNumber<(Shape::rows < (1 << 30))>::type Number;
+    constexpr int lanes = Team::lanes, near = 32 / lanes, n = int(Shape::n), warps = Threads / 32,
+                  of_leaf = int(kTreeLeaf), each = of_leaf / (near * warps);  // turns of a warp
+    static_assert(Shape::rows % of_leaf == 0 && each % lanes == 0);
+    constexpr auto rows = Number(Shape::rows);
+    extern __shared__ __align__(16) char bytes[];
+    typedef BroughtRows<E, n, near, warps> Brought;
+    Brought brought(bytes, make(0).own(), make(1).own());
+    A* losses = reinterpret_cast<A*>(bytes + Brought::bytes);  // of two leaves in turn
+    int other = of_leaf;
+    const int lane = threadIdx.x % lanes, number = int(threadIdx.x % 32) / lanes,
+              warp = int(threadIdx.x) / 32;
+    // Where the rows begin that the warp takes in turn i.
+    const auto begin = [&](int i) {
+        return (Number(grid.block) + i / each * Number(grid.blocks)) * of_leaf +
+               (i % each * warps + warp) * near;
+    };
+    const auto ask = [&](Number first) {
+        __syncwarp();
+        if (brought.aligned && first < rows && elected())
+            brought.ask([&](int k) { return make(first + k).own(); });
+    };
+    // Of `lanes` turns each lane makes the losses of one, whose labels come a time ahead.
+    const auto label_from = [&](int i) {
+        const Number r = begin(i + lane) + number;
+        return r < rows ? int64_t{labels(r)} : int64_t{-1};
+    };
+    ask(begin(0));
+    int64_t next = label_from(0);
+    int turn = 0, label = -1;
+    Number row = 0;  // whose loss this lane makes
+    LossParts<A> parts = {A(0), A(0)};
+    A of_label = A(0);
+    Number first = begin(0);
+    for (int i = 0; first < rows; first = begin(++i)) {
+        if (turn == 0) {
+            label = next >= 0 && next < n ? int(next) : -1;
+            next = label_from(i + lanes);
+        }
+        E* const x = brought.rows + number * n;
+        if (brought.aligned) {
+            brought.wait();
+        } else {
+            const E* const from = make(first + number).own();
+            each_piece<Row>([&](int, int i) {
+#pragma unroll
+                for (int j = 0; j < Row::side; j++) x[i + j] = from[i + j];
+            });
+            __syncwarp();
+        }
+        const HeldWords<A, Team, E> held(x, number);
+        const A at_label = static_cast<A>(widen(x[label >= 0 ? label : 0]));
+        ask(begin(i + 1));
+        const A most = Extremes<E>::largest_of(largest_of_lanes<lanes>(held.seen.most));
+        A v[Row::turns];
+        held.leaf_sums(most, v, [] {});
+        const A sum = sum_below(most, Team::template of_turns<SumOf<A>>(v));
+        if (lane == turn) {
+            row = first + number;
+            parts = {most, sum};
+            of_label = at_label;
+        }
+        if (++turn == lanes) {
+            const A nan = static_cast<A>(scalar::from_bits(0x7fc00000u));
+            const A made = label >= 0 ? scalar::cross_entropy_loss(of_label, parts.most,
+                                                                   scalar::log(parts.sum))
+                                      : nan;
+            loss(row, made);
+            set_most(row, parts.most);
+            set_sum(row, parts.sum);
+            losses[row % of_leaf] = made;
+            turn = 0;
+        }
+        if (i % each == each - 1) {
+            __syncthreads();
+            if (warp == i / each % warps) {
+                const A total =
+                    leaf<SumOf<A>, A, true>(RowOf<A, A, Line<1>, 4>(losses), 0, of_leaf);
+                if (threadIdx.x % 32 == 0) sums[first / of_leaf] = total;
+            }
+            losses += other;
+            other = -other;
+        }
+    }
+}
+
+/// The sum of leaves that a kernel's blocks have stored, by the last of them to come here.
+template <class A, int Count, class Put>
+__device__ __forceinline__ void add_leaves(const Grid& grid, const A* leaves, uint32_t* counter,
+                                           Put put) {
+    extern __shared__ __align__(16) char bytes[];
+    A* const sums = reinterpret_cast<A*>(bytes);
+    if (!arrive_last_unshared(counter, grid.blocks)) return;
+    for (int i = threadIdx.x; i < Count; i += int(grid.threads)) sums[i] = __ldcg(leaves + i);
+    join_shared<SumOf<A>>(sums, Count, int(grid.threads));
+    if (threadIdx.x == 0) put(0, sums[0]);
 }
 
 }  // namespace aicf

@@ -14,13 +14,15 @@ namespace {
 /// the call of a kernel of nn.cuh that takes these.
 class RowText {
   public:
-    RowText(const LoweredOp& op, const Limits& limits)
+    /// `leaves`: blocks add the losses of whole leaves, as adds_leaves() says they can.
+    RowText(const LoweredOp& op, const Limits& limits, bool leaves = false)
         : op_(op),
           limits_(limits),
           row_(row_op_of(op)),
           name_(row_.def->name),
           a_(wide_type(row_.x->dtype)),
           layout_(op),
+          leaves_(leaves),
           inputs_(static_cast<int>(op.inputs.size())),
           outer_(inputs_ + static_cast<int>(op.outputs.size())),
           norm_(name_.starts_with("normalize")),
@@ -34,6 +36,11 @@ class RowText {
         if (const Team team = copying(); team.slots > 0) {
             team_ = team;
             ahead_ = true;
+        }
+        if (leaves_) {
+            team_.lanes = leaf_lanes();
+            team_.side = 8;
+            team_.type = cat("HolderOf<", a_, ", ", row_.n, ", ", team_.lanes, ", 1, false, 8>");
         }
     }
 
@@ -58,6 +65,16 @@ class RowText {
         else
             rows();
         return text_;
+    }
+
+    /// Whether losses alone are a mean's, whose leaves the blocks add that make them: of short rows
+    /// that the copy engine brings, and enough of them to keep all processors busy.
+    bool adds_leaves() const {
+        if (!alone_ || !ahead_ || (limits_.major != 9 && limits_.major != 10)) return false;
+        if (rows_ % kTreeLeaf != 0 || leaf_lanes() == 0 || own_of(0, 8) < 0) return false;
+        const int64_t leaves = rows_ / kTreeLeaf, all = kLeafBlocks * limits_.processors;
+        return kLeafShare * leaves >= (kLeafShare - 1) * ceil_div(leaves, all) * all &&
+               4 * leaves <= leaf_bytes();
     }
 
     std::string parts() {
@@ -146,6 +163,7 @@ class RowText {
                                  kept_.warps || ahead_ || filled_.warps ? "@_Elem" : "",
                                  filled_.warps ? own_of(position, 8)
                                  : team_.slots ? own_of(position, team_.side)
+                                 : leaves_     ? own_of(position, 8)
                                                : -1,
                                  loads(position).c_str());
         arguments_ += cat(", @_Make", position, "{block}");
@@ -622,8 +640,31 @@ class RowText {
         return (name_ == "normalize_mean" ? "" : ", Nowhere{}") + number_of(row_.at);
     }
 
+    /// The lanes that have a row whose losses' leaves blocks add, in so many pieces; 0: it has
+    /// another number of them.
+    int leaf_lanes() const {
+        for (int lanes : kLeafLanes)
+            if (row_.n == 8 * kLeafPieces * lanes) return lanes;
+        return 0;
+    }
+    /// Of shared memory: the next rows, their barriers, and the losses of two leaves.
+    int64_t leaf_bytes() const {
+        return kRowWarps * (2 * kWarp / leaf_lanes() * row_.n + 8) + 2 * 4 * kTreeLeaf;
+    }
+    void leaf_rows() {
+        text_.threads = static_cast<int>(32 * kRowWarps);
+        text_.resident = static_cast<int>(kLeafBlocks);
+        text_.blocks = std::min(rows_ / kTreeLeaf, kLeafBlocks * limits_.processors);
+        text_.shared = static_cast<uint32_t>(leaf_bytes());
+        text_.workspace = static_cast<uint64_t>(4 * (rows_ / kTreeLeaf));
+        call("cross_entropy_leaves",
+             cat(team_.type, ", ", text_.threads, ", ", cuda_type(row_.x->dtype), ", "),
+             ", block.template ptr<float>(16)");
+    }
+
     /// A team of lanes or warps a row.
     void rows() {
+        if (leaves_) return leaf_rows();
         const Team& team = team_;
         const int64_t units = team.units(rows_);
         const bool brief = is_brief(team);
@@ -698,6 +739,7 @@ class RowText {
     const std::string& name_;
     const std::string a_;  // the type of terms
     const BlockLayout layout_;
+    const bool leaves_;
     const int inputs_, outer_;  // how many inputs, and inputs and results
     const bool norm_;
     const KeptTeam kept_;
@@ -725,6 +767,7 @@ KernelText row_text(const LoweredOp& op, const Limits& limits) {
 bool loss_chain_fits(const LoweredOp& chain, const Limits& limits) {
     if (limits.one_block || !loss_chain(chain)) return false;
     const LoweredOp& loss = chain.members[0];
+    if (RowText(loss, limits).adds_leaves()) return true;
     if (element_count(row_op_of(loss).others) > kLossRows) return false;
     return row_text(loss, limits).blocks <= kLossBlocks * limits.processors;
 }
@@ -736,21 +779,27 @@ KernelText loss_chain_text(const LoweredOp& chain, const Limits& limits) {
     const auto losses = static_cast<size_t>(row_losses(loss));
     const View& rows = loss.outputs[losses];
     const char* a = wide_type(rows.dtype);
-    KernelText text = row_text(loss, limits), part = text, total;
+    const bool leaves = RowText(loss, limits).adds_leaves();
+    KernelText text = RowText(loss, limits, leaves).text(), part = text, total;
     total.name = "mean";
     total.counters = 1;
-    text.counters = 0;  // those of its parts
+    text.counters = 0;  // those of its parts, as is the workspace
+    text.workspace = 0;
     text.name += "_mean";
     text.shared = std::max(text.shared, static_cast<uint32_t>(ceil_div(rows.shape[0], kTreeLeaf) *
                                                               dtype_size(rows.dtype)));
     const std::string at_loss = cat("block.part<", own.bytes, ">(", layout.parts[0], ")"),
                       at_mean = cat("block.part<", last.bytes, ">(", layout.parts[1], ")");
-    text.body =
-        replaced(block_type(own.bytes) + part.body, "@", "@_0") +
-        replaced(block_type(last.bytes) + total_text(mean, last), "@", "@_1") + body_head() +
-        cat("    @_0_body(", at_loss, ", grid);\n    add_losses<", a, ", ", rows.shape[0],
-            ">(grid, ", at_loss, ".ptr<const ", a, ">(", own.operand[loss.inputs.size() + losses],
-            "), ", at_mean, ".ptr<uint32_t>(", last.tail, "), @_1_Put{", at_mean, "});\n}\n");
+    const std::string add =
+        leaves ? cat("add_leaves<", a, ", ", rows.shape[0] / kTreeLeaf, ">(grid, ", at_loss,
+                     ".ptr<const ", a, ">(16), ")
+               : cat("add_losses<", a, ", ", rows.shape[0], ">(grid, ", at_loss, ".ptr<const ", a,
+                     ">(", own.operand[loss.inputs.size() + losses], "), ");
+    text.body = replaced(block_type(own.bytes) + part.body, "@", "@_0") +
+                replaced(block_type(last.bytes) + total_text(mean, last), "@", "@_1") +
+                body_head() +
+                cat("    @_0_body(", at_loss, ", grid);\n    ", add, at_mean, ".ptr<uint32_t>(",
+                    last.tail, "), @_1_Put{", at_mean, "});\n}\n");
     part.body = total.body = "";
     text.parts = {part, total};
     return text;

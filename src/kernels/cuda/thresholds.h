@@ -90,6 +90,11 @@ constexpr int64_t kCounterRow = 4096, kCounterWarps = 32;
 // Of losses whose mean is added by the last block of the kernel that makes them: rows at most, and
 // blocks of a processor, each of which waits at its end until what it has stored is seen by others.
 constexpr int64_t kLossRows = 1 << 16, kLossBlocks = 8;
+// Of losses alone whose mean's leaves are added by the blocks that make them: lanes that may have a
+// row, of so many pieces of 8 elements each; blocks of a processor, of which some may have one leaf
+// less than others, in all one of so many.
+constexpr int kLeafLanes[] = {1, 4};
+constexpr int64_t kLeafPieces = 8, kLeafBlocks = 4, kLeafShare = 10;
 // Of softmax of rows that lanes hold in two pieces: warps of a block, rows of a team.
 constexpr int64_t kBriefWarps = 4, kBriefRows = 3;
 // Sums over rows beside a norm's gradient: elements of a row at least, its leaves at most, above
