@@ -155,7 +155,7 @@ Team copying_team(const RowOp& row, int side, int64_t beside, bool tells, const 
     int64_t each = 32 / side * beside, head = 0;     // of a thread's pieces
     const auto fill = [&](int64_t slots, int64_t bytes) {
         team.slots = static_cast<int>(slots);
-        head = ceil_div(bytes, 16) * 16;
+        head = ceil_div(bytes, 128) * 128;
         team.kept = head + slots * slot + each * threads;
         return team.kept <= most;
     };

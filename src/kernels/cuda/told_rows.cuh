@@ -21,7 +21,7 @@ struct TellerOf : HolderOf<A, N, Lanes, Warps / Blocks, false, V, Blocks> {
     typedef RowExchange<warps, Blocks, each, 4> Sums;
     typedef RowExchange<1, Blocks, 1, 4> Tickets;
     static constexpr int barriers = Sums::bytes + Tickets::bytes,
-                         head = (barriers + 8 * Slots * warps + 15) / 16 * 16,
+                         head = (barriers + 8 * Slots * warps + 127) / 128 * 128,
                          end = head + Slots * warps * span * int(sizeof(E)), beside = Beside;
     typedef BesideRows<threads, lines, Beside, end> Kept;
     static_assert(sizeof(A) == 4 && sizeof(E) == 2 && N % 8 == 0 && V == 8 && Row::turns == 1);
