@@ -231,9 +231,8 @@ class RowSumsText {
         for (int64_t parts = 1; parts < kTreeLanes; parts *= 2) {
             int64_t levels = 0;
             while (parts << levels < kTreeLanes) levels++;
-            const int64_t head = blocks_ ? ceil_div(4 * shown + 96, 128) * 128 : 4 * shown + 32,
-                          shared =
-                              head + coming + std::max(levels * wait, int64_t{16} * text_.threads),
+            const int64_t shared = 4 * shown + (blocks_ ? 96 : 32) + coming +
+                                   std::max(levels * wait, int64_t{16} * text_.threads),
                           units = ceil_div(rows_, kTreeLeaf) * parts;
             const double share = static_cast<double>(units) /
                                  static_cast<double>(ceil_div(units, clusters) * clusters);

@@ -182,7 +182,7 @@ struct LeafTotals {
                              : 1,
                          lanes = (shown + near - 1) / near, room = near * lanes,
                          told = (places * count * room + 3) / 4 * 4,
-                         words = (told + 6 * places + 31) / 32 * 32;  // copies lie behind
+                         words = told + 2 * places + 4 * places;
     static_assert(lanes <= 32);
     typedef Pack<A, count> Both;
     A* shared;
