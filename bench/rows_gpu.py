@@ -494,9 +494,9 @@ def compile_beside(chosen, jobs, alone):
         list(pool.map(compiled, [chosen[job::jobs] for job in range(jobs)], [alone] * jobs))
 
 
-def measured(case, rounds, sets, peer=None, clock=None, bare=False):
-    """A row of the table; peer: what theirs() is of the case, if it is timed; clock: a Clock; bare:
-    whether near() is timed, too."""
+def measured(case, rounds, sets, peer=None, clock=None, in_l2=False):
+    """A row of the table; peer: what theirs() is of the case, if it is timed; clock: a Clock;
+    in_l2: whether near() is timed, too."""
     import torch
 
     passes = graph_of(case)[2]
@@ -508,14 +508,14 @@ def measured(case, rounds, sets, peer=None, clock=None, bare=False):
     calls = {"aicf": (in_turn([s.replay for s in steps]), step.synchronize)}
     if sets == 1:
         calls["aicf"] = (step.replay, step.synchronize)
-    if bare:
+    if in_l2:
         calls["near"] = (near(case, step).replay, step.synchronize)
     if peer:
         calls["torch.compile"] = (in_turn(peer(case, sets)), torch.cuda.synchronize)
     taken = take_turns(calls, rounds, watch=clock and clock.watch)
     us = {name: statistics.median(seconds) * 1e6 for name, seconds in taken.items()}
     row = {"section": case.section, "case": case.name, "us": us, "ratio": {}}
-    if bare:
+    if in_l2:
         row["near_us"] = us.pop("near")
     row["tb_s"] = {name: moved / time / 1e6 for name, time in us.items()}
     for name in list(us)[1:]:
@@ -609,8 +609,8 @@ def main():
     for number in chosen:
         case = every[number]
         peer = None if args.alone else theirs
-        bare = args.near and case.section in ("rows", "sums", "chains")
-        rows.append(row := measured(case, args.rounds, args.sets, peer, clock, bare))
+        in_l2 = args.near and case.section in ("rows", "sums", "chains")
+        rows.append(row := measured(case, args.rounds, args.sets, peer, clock, in_l2))
         row["copy_us"] = sum(copies[moved] for moved in passes[number])
         if cycles:
             row["issue_us"] = cycles[case.name] / row["clock_mhz"]

@@ -306,21 +306,21 @@ def of_copy(run, row):
 
 def rows(run):
     peer = "torch.compile"
-    bounds = {"issue_us": "of issue", "near_us": "in L2"}
-    bounds = {bound: title for bound, title in bounds.items() if bound in run["rows"][0]}
+    more = {"issue_us": "of issue", "near_us": "in L2"}
+    more = {of: title for of, title in more.items() if all(of in row for row in run["rows"])}
     rows = [
         (
             row["case"].replace("|", "\\|"),
             *(short(row["us"][name]) for name in ("aicf", peer)),
             f"{row['tb_s']['aicf']:.2f}",
             f"{of_copy(run, row):.2f}",
-            *(f"{row[bound] / row['us']['aicf']:.2f}" for bound in bounds),
+            *(f"{row[of] / row['us']['aicf']:.2f}" for of in more),
             f"{row['ratio'][peer][0]:.2f}",
         )
         for row in run["rows"]
     ]
     head = ("", "aicf, µs", "PyTorch, µs", "aicf, TB/s", "of a copy")
-    head += (*bounds.values(), "ratio")
+    head += (*more.values(), "ratio")
     about = f"; a copy of 2 GB moves {run['copy_tb_s']:.2f} TB/s"
     return source(run, about) + "\n\n" + table(head, rows)
 

@@ -113,6 +113,7 @@ inline void st_async_shared__cluster_mbarrier__complete_tx__bytes_v2_f32(u32 to,
 }
 inline void st_async_shared__cluster_mbarrier__complete_tx__bytes_b32(u32 to, u32 word,
                                                                       u32 barrier) {
+    emulated_api.released(barrier);
     write(cluster_at(to), reinterpret_cast<const char*>(&word), 4);
     land(to, 4, barrier);
 }

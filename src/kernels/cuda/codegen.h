@@ -263,7 +263,8 @@ KernelText gemm_text(const LoweredOp& op, const Limits& limits);
 bool sums_beside(const LoweredOp& group, const Limits& limits);
 /// Whether a product can be a member of a chain; whether a chain can run (chain.cpp).
 bool chain_fits(const LoweredOp& op, const Limits& limits);
-/// The same of a loss_chain: whether the last block of the first member's kernel adds the losses.
+/// The same of a loss_chain: whether the last block of the first member's kernel adds the losses,
+/// or what blocks have added of them.
 bool loss_chain_fits(const LoweredOp& chain, const Limits& limits);
 KernelText loss_chain_text(const LoweredOp& chain, const Limits& limits);
 KernelText chain_text(const LoweredOp& op, const Limits& limits);

@@ -215,8 +215,8 @@ class RowSumsText {
         text_.threads = static_cast<int>(kWarp * warps);
         text_.resident = static_cast<int>(kSumsRegisters / ((wide() ? 255 : 128) * text_.threads));
         if (text_.resident < 1 || limits_.processors < text_.cluster) return false;
-        // With a mean, rows of two blocks came to registers as fast or faster (16384x16384 took an
-        // H200 801 us for 972).
+        // With a mean, rows of two blocks come to registers as fast or faster (an H200 took 788 us
+        // for 16384x16384 either way, 570 for 576 for 16384x12288).
         const bool slim = sums_ == 1 && !row_.attrs->flag("center");
         slots_ = blocks_ && copies() && (text_.cluster > 2 || slim) ? kBlockSlots : 0;
         behind_ = narrow();
@@ -231,12 +231,13 @@ class RowSumsText {
         for (int64_t parts = 1; parts < kTreeLanes; parts *= 2) {
             int64_t levels = 0;
             while (parts << levels < kTreeLanes) levels++;
-            const int64_t shared = 4 * shown + (blocks_ ? 96 : 32) + coming +
-                                   std::max(levels * wait, int64_t{16} * text_.threads),
+            // Four rows in turn each have what leaves come to, a barrier, and in clusters a second
+            // one and the sums.
+            const int64_t shared = 4 * shown + (blocks_ ? 96 : 32) + coming + levels * wait,
                           units = ceil_div(rows_, kTreeLeaf) * parts;
             const double share = static_cast<double>(units) /
                                  static_cast<double>(ceil_div(units, clusters) * clusters);
-            // A device may not hold as many large clusters as its processors would make.
+            // Large clusters are few: each has some units, or the last ones would wait for one.
             const bool few = text_.cluster > 2 && units_ < kClusterUnits * clusters;
             if (shared * text_.resident > kSumsShared || (!few && share < 1.25 * best)) continue;
             best = share;
@@ -252,7 +253,7 @@ class RowSumsText {
     bool copied(const View& view) const {
         return view.strides[row_.axis] != 0 && !same_for_all(view);
     }
-    /// Whether the copy engine can bring rows, which it does in multiples of 16 bytes.
+    /// Whether rows can be copied 16 bytes at a time, as the copy engine does, and threads.
     bool copies() const {
         if (!narrow()) return false;
         const std::vector<int> all = read();

@@ -39,13 +39,9 @@ struct LeavesToRegisters {
     __device__ __forceinline__ void done() const {}
 };
 
-/// The next rows, `Slots` of them, in shared memory, where each warp has its own leaf of them. Of
-/// row: row.each_copied calls body(x, size, before) for what is copied, of whose elements of `size`
-/// bytes others take `before` bytes ahead of it, and Made::copied bytes in all; row.beside() reads
-/// what there is one of for all of a row; row.with<V>(place, beside) is what elements are made from
-/// that lie at place(size, before).
-/// `Together`: rows begin at multiples of 16 bytes; else threads copy, each what it will read.
-template <class Team, class Made, int N, int Slots, bool Together>
+/// The next rows, `Slots` of them, in shared memory, where each warp has its own leaf of them. What
+/// is asked of rows is as RowsToShared has it; threads copy.
+template <class Team, class Made, int Slots, bool Together>
 struct LeavesToShared {
     typedef typename Team::Row Row;
     static constexpr int ahead = Slots, V = Row::side, span = int(kTreeLeaf),
@@ -224,6 +220,7 @@ struct LeafTotals {
         else
             product.template leaf_results<SumOf<A>, true>(of[0]);
         const uint32_t place = number % places * room + own;
+        __syncwarp();  // all lanes have read the sums of rows before, which others may now replace
         Both both;
 #pragma unroll
         for (int k = 0; k < count; k++) both.at[k] = of[k][0];
@@ -289,7 +286,7 @@ __device__ __forceinline__ void normalize_bwd_blocks(const Grid& grid, A* const 
     typedef typename Team::Row Row;
     constexpr int V = Row::side, n = int(Shape::n);
     typedef decltype(make(0)) Made;
-    typedef typename OneOf<(Slots > 0), LeavesToShared<Team, Made, n, Slots, Together>,
+    typedef typename OneOf<(Slots > 0), LeavesToShared<Team, Made, Slots, Together>,
                            LeavesToRegisters<Team, Made, Together>>::type Coming;
     constexpr int leaves = int((Shape::rows + kTreeLeaf - 1) / kTreeLeaf), units = leaves * Parts,
                   ahead = Coming::ahead;

@@ -8,8 +8,7 @@ namespace aicf::cuda {
 
 /// Who takes a row of n elements (rows.cuh); `narrow`: some of 16 bits lie side by side in memory.
 struct Team {
-    std::string
-        type;  // HolderOf<...>, CopierOf<...>, TellerOf<...>, StreamerOf<...>, KeeperOf<...>
+    std::string type;  // HolderOf, CopierOf, TellerOf, StreamerOf or KeeperOf<...>
     int lanes = 32, warps = 1;
     int64_t results = 0;  // in the block's shared memory, of type `a`
     int side = 0;         // elements that a thread has side by side where registers hold the row
