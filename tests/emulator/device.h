@@ -329,6 +329,10 @@ void ld_global_cg_v4_u32(u32& a, u32& b, u32& c, u32& d, const T* at) {
     __builtin_memcpy(word, at, 16);
     a = word[0], b = word[1], c = word[2], d = word[3];
 }
+inline void ld_global_cg_v4_f32(float& a, float& b, float& c, float& d, const float* at) {
+    emulated_api.global(at);
+    a = at[0], b = at[1], c = at[2], d = at[3];
+}
 template <class T>
 void ld_global_L1__no_allocate_v4_u32(u32& a, u32& b, u32& c, u32& d, const T* at) {
     ld_global_cg_v4_u32(a, b, c, d, at);
