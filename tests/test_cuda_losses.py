@@ -512,7 +512,8 @@ def test_bits_of_long_losses_alone(n, count, cut, dtype):
         (64, 950, None),
         (64, 951, 1),
         (64, 2048, 1),
-        (64, 9216, 1),
+        (64, 9232, 1),
+        (64, 9233, None),
         (72, 528, None),
         (120, 528, None),
         (128, 1024, None),
@@ -538,9 +539,9 @@ def test_blocks_add_leaves_of_losses(n, leaves, lanes, dtype):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize(
     ("n", "cut", "leaves"),
-    [(64, 0, 8), (64, 3, 4), (64, -8, 4), (256, 0, 8), (256, -8, 4)],
+    [(64, 0, 8), (64, 0, 12), (64, 3, 4), (64, -8, 4), (256, 0, 8), (256, 0, 12), (256, -8, 4)],
 )
 def test_bits_of_losses_whose_leaves_blocks_add(n, cut, leaves, dtype):
-    """Of a processor; a block has one leaf or two."""
+    """Of a processor; a block has one leaf, two or three."""
     processors = _core.cuda_info()["devices"][0]["multiprocessors"]
     bits_of_losses_alone(n, 512 * leaves * processors, dtype, cut)
