@@ -70,9 +70,6 @@ template <class A, int64_t N, int Lanes, int Warps, int V, class E, int Slots, i
 struct CopierOf : HolderOf<A, N, Lanes, Warps / Blocks, false, V, Blocks> {
     typedef HolderOf<A, N, Lanes, Warps / Blocks, false, V, Blocks> Holder;
     typedef typename Holder::Row Row;
-    typedef Held<A, int64_t(kTreeLeaf) * Row::together * Row::turns, Lanes, Warps / Blocks, false,
-                 V, Blocks>
-        Whole;  // the row with what lies behind its end
     static constexpr bool copies = true;
     static constexpr int threads = 32 * Warps / Blocks, pieces = Row::turns * Row::lines,
                          apart = threads * V, span = pieces * apart;  // of pieces, of slots
@@ -83,7 +80,6 @@ struct CopierOf : HolderOf<A, N, Lanes, Warps / Blocks, false, V, Blocks> {
     static constexpr int head = (Exchange::bytes + 127) / 128 * 128, beside = Beside;
     typedef BesideRows<threads, pieces, Beside, head + Slots * span* int(sizeof(E))> Kept;
     static_assert(sizeof(A) == 4 && sizeof(E) == 2 && N % V == 0 && Slots > 1);
-    static_assert(Whole::whole && Whole::turns == Row::turns && Whole::lines == Row::lines);
     const Exchange exchange;
     uint32_t turn = 0;
 
@@ -155,14 +151,8 @@ struct CopierOf : HolderOf<A, N, Lanes, Warps / Blocks, false, V, Blocks> {
     template <class Op>
     __device__ __forceinline__ A reduce(const Row& row) {
         static_assert(same_type<Op, SumOf<A>>);
-        Whole all;
-#pragma unroll
-        for (int k = 0; k < pieces; k++)
-#pragma unroll
-            for (int c = 0; c < V; c++)
-                all.a[k / Row::lines][k % Row::lines][c] = row.a[k / Row::lines][k % Row::lines][c];
         A v[Row::turns];
-        all.template leaf_results<Op>(v);
+        row.template leaf_results<Op, true>(v);
 #pragma unroll
         for (int t = 0; t < Row::turns; t++)
             if (threadIdx.x % Lanes == 0)
