@@ -401,8 +401,14 @@ reference is float64 on the same numbers, which `tests/test_losses.py` holds aga
 
 - `cross_entropy` keeps a row's largest logit and the sum of exp(logit − largest) apart and, of
   16-bit logits, in float32: a large common part of the logits does not touch the sum's digits.
-  Where such a part is added exactly, softmax, log_softmax, cross_entropy and nll_loss keep every
-  bit of results and gradients; so do mse and huber losses where it is added to both operands.
+  Where such a part is added exactly in float32 and float64, softmax, log_softmax, cross_entropy
+  and nll_loss keep every bit of results and gradients; so do mse and huber losses where it is added
+  to both operands.
+- In 16 bits exponentials of softmax and losses are 2^(x log₂e − M) for a whole number M near the
+  largest element's (`src/core/abi/softmax.h`), to 2 ULP of float32 and a common factor, which is
+  gone from the quotients. A common part of the elements moves these by less than 10⁻⁶ of
+  themselves before they are rounded to 16 bits. An element 86.5 or more below its row's largest
+  counts as 0 there: e^−86.5 is 2.7·10⁻³⁸.
 - In 16 bits a loss, a norm, `var` and `logsumexp` are computed in float32 and rounded once; the
   gradients of softmax, log_softmax and the norms start from their rounded results.
 - A norm of rows far from 0 has the rounding of their mean. Where the squares overflow (from

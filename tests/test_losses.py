@@ -101,6 +101,30 @@ def test_cross_entropy_in_16_bits(shape, dtype, device, make_rng):
     assert_close(got["d0"], p / len(x), dtype, 0.01, 1e-7 / len(x), False, what="gradient")
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(
+    ("near", "spread"), [(0, 3), (0, 14), (0, 40), (300, 3), (-3e4, 20), (6e4, 200), (65000, 300)]
+)
+def test_16_bit_rows_of_any_size(near, spread, dtype, device, make_rng):
+    """Small elements have exponentials of a form of their own, as have those near 2^16."""
+    if numpy_dtype(dtype) is None:
+        pytest.skip("no bfloat16 here")
+    x = rounded(np.clip(near + make_rng(8).normal(0, spread, (40, 130)), -65504, 65504), dtype)
+    labels = np.concatenate([x.argmax(1)[:13], x.argmin(1)[13:26], np.arange(14) * 9])
+    e = np.exp(x - x.max(1, keepdims=True))
+    p = e / e.sum(1, keepdims=True)
+    got = run_case("softmax", {"x": x}, dtype, device)
+    assert_close(got["y"], p, dtype, 0.01, 3e-38, False, what="softmax")
+    for rows in (slice(0, 13), slice(13, 26), slice(26, 40)):  # likely labels, unlikely ones, any
+        z, t, q = x[rows], labels[rows], p[rows].copy()
+        each = np.arange(len(z)), t
+        loss = (np.log(e[rows].sum(1)) - (z[each] - z.max(1))).mean()
+        q[each] -= 1
+        got = run_case("cross_entropy", {"x": z, "target": t}, dtype, device)
+        assert_close(got["y"], loss, dtype, 0.01, 3e-7, what="loss")
+        assert_close(got["d0"], q / len(z), dtype, 0.01, 1e-7 / len(z), False, what="gradient")
+
+
 # ---- where x moves
 
 

@@ -151,7 +151,7 @@ AICF_HD float rsqrt(float x) {
 
 // Constants that meet a second one in an instruction: a GPU's loop holds them in registers.
 struct Constants {
-    float log2e = 1.44269502f, exp_last = 0.00138634886f;
+    float log2e = 1.44269502f, exp_last = 0.00138634886f, exp2_last = 0.00132695353f;
     float half = 0.5f, twice_log2e = 2.0f * 1.44269502f, tanh_last = 0.0445771515f;
     float inverse_pi = 0.318309886f, sin_last = -2.55032848e-08f;
 };
@@ -590,7 +590,7 @@ AICF_HD float gelu_erf_bwd(float x, float dy) {
     return dy * (x < 0.0f ? left : 1.0f - left);
 }
 
-// ---- rows: softmax, losses ---------------------------------------------------------------------
+// ---- gradients of softmax, whose forward is in softmax.h -------------------------------------
 
 // `sum` is the row's tree sum: of y dy for softmax, of dy for log_softmax.
 template <class T>
@@ -600,28 +600,6 @@ AICF_HD T softmax_bwd(T y, T dy, T sum) {
 template <class T>
 AICF_HD T log_softmax_bwd(T y, T dy, T sum) {
     return fma(-exp(y), sum, dy);
-}
-// `most` is the row's largest logit, `sum` that of exp(x - most), `share` scale / sum.
-template <class T>
-AICF_HD T cross_entropy_loss(T x, T most, T log_sum) {
-    return log_sum - (x - most);
-}
-template <class T>
-AICF_HD T cross_entropy_grad(T x, T most, T share) {
-    return exp(x - most) * share;
-}
-template <class T>
-AICF_HD T cross_entropy_grad_of_label(T x, T most, T sum, T share) {
-    return (exp(x - most) - sum) * share;
-}
-// A masked row of -inf alone gets terms of 0, and these a sum that they can be divided by.
-template <class T>
-AICF_HD T masked_most(T most) {
-    return most == static_cast<T>(from_bits(0xff800000u)) ? T(0) : most;
-}
-template <class T>
-AICF_HD T masked_sum(T sum) {
-    return sum == T(0) ? T(1) : sum;
 }
 
 // ---- attention ----------------------------------------------------------------------------------

@@ -26,8 +26,9 @@ double mse_scale(const Dims& shape) {
 }
 
 // CrossEntropy(logits [N, C], labels [N]) -> loss [], and of each row its largest logit, most [N],
-// and sum [N] of exp(logit - most). They are kept as two, in f32 for 16-bit logits: most + log(sum)
-// would lose digits of the sum to a large `most`.
+// and sum [N] of exp(logit - most), for 16-bit logits of what softmax.h has in its place. They are
+// kept as two, in f32 for 16-bit logits: most + log(sum) would lose digits of the sum to a large
+// `most`.
 void check_classes(const InferContext& c) {
     c.need_rank(0, 2);
     c.need_float(0);

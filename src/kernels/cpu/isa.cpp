@@ -10,6 +10,7 @@
 #include "core/abi/paths.h"
 #include "core/abi/philox.h"
 #include "core/abi/scalar.h"
+#include "core/abi/softmax.h"
 #include "core/abi/sort.h"
 #include "kernels/cpu/kernels.h"
 

@@ -17,40 +17,47 @@ A row_max(const Walk& w, const E* x, int64_t n) {
     return most;
 }
 
-/// exp(x). That of what a mask left out is 0, and is not computed by way of numbers below the
-/// normal ones, which take a processor a hundred times as long.
-template <class A>
-AICF_INLINE A exp_of_masked(A x) {
-    if constexpr (sizeof(A) == 4) {
-        const bool none = x < -104.0f;
-        const float y = scalar::exp(none ? 0.0f : x);
+template <class A, class E>
+using Exps = typename scalar::ExpsOf<A, sizeof(E)>::type;
+
+/// An exponential of a row of which much may be -inf. That of what a mask left out is 0, and is not
+/// computed by way of numbers below the normal ones, which take a processor a hundred times as
+/// long.
+template <class A, class Of>
+AICF_INLINE A exp_of_masked(const Of& exps, A x) {
+    if constexpr (same_bits<Of, scalar::RowExps<float>>) {
+        const float v = x - exps.most;
+        const bool none = v < -104.0f;
+        const float y = scalar::exp(none ? 0.0f : v);
         return none ? 0.0f : y;
     } else {
-        return scalar::exp(x);
+        return exps(x);
     }
 }
 
-/// The sum of exp(x - most); `keep`, where given, receives the terms; `masked`: much may be -inf.
+/// The sum of a row's exponentials; `keep`, where given, receives these; `masked`: much may be
+/// -inf.
 template <class A, class E>
 A row_exp_sum(const Walk& w, const E* x, int64_t n, A most, bool masked, A* keep = nullptr) {
     alignas(64) A buffer[kTreeLeaf], terms[kTreeLeaf];
     Tree<reducers::Sum, Simd<A, 0>> tree;
+    const auto exps = Exps<A, E>::of(most);
     for (int64_t at = 0; at < n; at += kTreeLeaf) {
         const int64_t m = min64(kTreeLeaf, n - at);
         const A* v = fetch<A>(w, x, at, m, buffer);
         A* e = keep ? keep + at : terms;
         if (masked)
 #pragma GCC ivdep
-            for (int64_t i = 0; i < m; i++) e[i] = exp_of_masked(v[i] - most);
+            for (int64_t i = 0; i < m; i++) e[i] = exp_of_masked(exps, v[i]);
         else
 #pragma GCC ivdep
-            for (int64_t i = 0; i < m; i++) e[i] = scalar::exp(v[i] - most);
+            for (int64_t i = 0; i < m; i++) e[i] = exps(v[i]);
         tree.push(leaf<reducers::Sum>(e, m));
     }
-    return tree.result();
+    return scalar::row_sum(most, tree.result());
 }
 
-/// t[i] = div(t[i], sum[i % R]) of t in [0, 1]: the correctly rounded quotient by its residuals
+/// t[i] = div(t[i], sum[i % R]) of t in [0, 1.5]: the correctly rounded quotient by its residuals
 /// (Markstein, 2000), which take a fifth of a division's time where fma is an instruction. q is
 /// within an ulp before the last step, whose residual is exact where nothing underflows.
 template <class A>
@@ -65,7 +72,7 @@ __attribute__((noinline)) void divide_rows(A* t, int64_t n, const A* sum) {
         bool usual = true;
         for (int i = 0; i < R; i++) {
             inverse[i] = scalar::div(1.0f, sum[i]);
-            usual = usual && sum[i] >= 1.0f && sum[i] <= most;
+            usual = usual && sum[i] >= 0.5f && sum[i] <= most;
         }
         for (; usual && done + piece <= n; done += piece) {
             float* const x = t + done;
@@ -110,14 +117,15 @@ void softmax_row(const RowPlan& p, bool masked, const E* x, E* y) {
     }
     A sum = row_exp_sum<A>(p.walk[0], x, p.n, most, masked);
     if (masked) sum = scalar::masked_sum(sum);
-    const A log_sum = Log ? scalar::log(sum) : A(0);
+    const auto exps = Exps<A, E>::of(most);
+    const A log_sum = Log ? exps.log_sum(most, sum) : A(0);
     for (int64_t at = 0; at < p.n; at += kTreeLeaf) {
         const int64_t m = min64(kTreeLeaf, p.n - at);
         const A* v = fetch<A>(p.walk[0], x, at, m, buffer);
         if constexpr (Log)
             for (int64_t i = 0; i < m; i++) out[i] = (v[i] - most) - log_sum;
         else
-            for (int64_t i = 0; i < m; i++) out[i] = scalar::div(exp_of_masked(v[i] - most), sum);
+            for (int64_t i = 0; i < m; i++) out[i] = scalar::div(exp_of_masked(exps, v[i]), sum);
         store_block(p.walk[1], y, at, m, out);
     }
 }
@@ -163,17 +171,42 @@ AICF_INLINE void bundle_max(const A* t, int64_t n, A* most) {
     }
 }
 
-/// t = exp(t - most), sum = each row's sum of it.
-template <class A>
+/// The exponentials of each row.
+template <class A, class Of>
+struct BundleExps {
+    static constexpr int R = kBundle<A>;
+    alignas(64) A most[R];
+    AICF_INLINE explicit BundleExps(const A* of) { memcpy(most, of, sizeof(most)); }
+    AICF_INLINE Of operator[](int i) const { return {most[i]}; }
+};
+template <>
+struct BundleExps<float, scalar::RowExps16> {
+    static constexpr int R = kBundle<float>;
+    alignas(64) float base[R], low[R], shift[R];
+    AICF_INLINE explicit BundleExps(const float* of) {
+        for (int i = 0; i < R; i++) {
+            const auto one = scalar::RowExps16::of(of[i]);
+            base[i] = one.base;
+            low[i] = one.low;
+            shift[i] = one.shift;
+        }
+    }
+    AICF_INLINE scalar::RowExps16 operator[](int i) const { return {base[i], low[i], shift[i]}; }
+};
+
+/// t = the exponentials of t, sum = each row's sum of them.
+template <class A, class E>
 AICF_INLINE void bundle_exp_sum(A* t, int64_t n, const A* most, A* sum, bool masked = false) {
     constexpr int R = kBundle<A>;
     alignas(64) A halves[kShortRow * R];
+    const BundleExps<A, Exps<A, E>> exps(most);
     for (int64_t l = 0; masked && l < n; l++)
-        for (int i = 0; i < R; i++) t[l * R + i] = exp_of_masked(t[l * R + i] - most[i]);
+        for (int i = 0; i < R; i++) t[l * R + i] = exp_of_masked(exps[i], t[l * R + i]);
     for (int64_t l = 0; !masked && l < n; l++)
-        for (int i = 0; i < R; i++) t[l * R + i] = scalar::exp(t[l * R + i] - most[i]);
+        for (int i = 0; i < R; i++) t[l * R + i] = exps[i](t[l * R + i]);
     memcpy(halves, t, size_t(n) * R * sizeof(A));
     bundle_leaf<reducers::Sum>(halves, n, sum);
+    for (int i = 0; i < R; i++) sum[i] = scalar::row_sum(most[i], sum[i]);
 }
 
 template <class A, class E, bool Log>
@@ -187,12 +220,12 @@ void softmax_bundle(const RowPlan& p, bool masked, const E* x, E* y, const int64
     if constexpr (Log) {
         alignas(64) A e[kShortRow * R];
         memcpy(e, t, size_t(p.n) * R * sizeof(A));
-        bundle_exp_sum(e, p.n, most, sum);
-        for (int i = 0; i < R; i++) sum[i] = scalar::log(sum[i]);
+        bundle_exp_sum<A, E>(e, p.n, most, sum);
+        for (int i = 0; i < R; i++) sum[i] = Exps<A, E>::log_sum(most[i], sum[i]);
         for (int64_t l = 0; l < p.n; l++)
             for (int i = 0; i < R; i++) t[l * R + i] = (t[l * R + i] - most[i]) - sum[i];
     } else {
-        bundle_exp_sum(t, p.n, most, sum, masked);
+        bundle_exp_sum<A, E>(t, p.n, most, sum, masked);
         for (int i = 0; masked && i < R; i++) sum[i] = scalar::masked_sum(sum[i]);
         if (p.n >= kShortRow / 2)
             divide_rows(t, p.n * R, sum);
@@ -374,15 +407,14 @@ template <class A, class E, int R>
 AICF_INLINE void put_loss(const RowCall& call, const int64_t (*at)[R], int count, const A* most,
                           const A* sum) {
     const RowPlan& p = row_plan(call);
-    alignas(64) A loss[R];
-    for (int i = 0; i < R; i++) loss[i] = scalar::log(sum[i]);
+    A loss[R];
     const int64_t step = walk_step(p.walk[0]);
     for (int i = 0; i < count; i++) {
         const int64_t label = label_at(call, at[1][i]);
         loss[i] = label >= 0 && label < p.n
-                      ? scalar::cross_entropy_loss(
+                      ? Exps<A, E>::loss(
                             A(widen(static_cast<const E*>(call.at[0])[at[0][i] + label * step])),
-                            most[i], loss[i])
+                            most[i], sum[i])
                       : static_cast<A>(__builtin_nanf(""));
     }
     const A* const results[] = {loss, most, sum};
@@ -403,7 +435,7 @@ void cross_entropy_rows(const RowCall& call, int64_t r, int64_t end) {
         place_bundle(call, r, count, at);
         load_bundle(t, x, at[0], count, walk_step(p.walk[0]), p.n);
         bundle_max(t, p.n, most);
-        bundle_exp_sum(t, p.n, most, sum);
+        bundle_exp_sum<A, E>(t, p.n, most, sum);
         put_loss<A, E, R>(call, at, count, most, sum);
     }
     for (; r < end; r++) {
@@ -437,14 +469,15 @@ void cross_entropy_grad_rows(const RowCall& call, int64_t r, int64_t end) {
             most[i] = mosts[at[2][i]];
             sum[i] = sums[at[3][i]];
         }
+        const BundleExps<A, Exps<A, E>> exps(most);
         for (int i = 0; i < R; i++) {
             share[i] = scalar::div(scale, sum[i]);
-            own[i] = scalar::cross_entropy_grad_of_label(own[i], most[i], sum[i], share[i]);
+            own[i] = scalar::cross_entropy_grad_of_label(exps[i], own[i], sum[i], share[i]);
         }
         load_bundle(t, x, at[0], count, step, n);
         for (int64_t l = 0; l < n; l++)
             for (int i = 0; i < R; i++)
-                t[l * R + i] = scalar::cross_entropy_grad(t[l * R + i], most[i], share[i]);
+                t[l * R + i] = scalar::cross_entropy_grad(exps[i], t[l * R + i], share[i]);
         for (int i = 0; i < count; i++) {
             if (label[i] >= 0 && label[i] < n)
                 t[label[i] * R + i] = own[i];
@@ -462,16 +495,17 @@ void cross_entropy_grad_rows(const RowCall& call, int64_t r, int64_t end) {
         const bool known = label >= 0 && label < n;
         const A row_most = mosts[row[2]], row_sum = sums[row[3]],
                 part = scalar::div(scale, row_sum);
+        const auto exps = Exps<A, E>::of(row_most);
         for (int64_t at = 0; at < n; at += kTreeLeaf) {
             const int64_t m = min64(kTreeLeaf, n - at), hit = known ? label - at : -1;
             const A* v = fetch<A>(p.walk[0], x + row[0], at, m, buffer);
             if (known)
                 for (int64_t i = 0; i < m; i++)
-                    grad[i] = scalar::cross_entropy_grad(v[i], row_most, part);
+                    grad[i] = scalar::cross_entropy_grad(exps, v[i], part);
             else
                 for (int64_t i = 0; i < m; i++) grad[i] = A(0);
             if (hit >= 0 && hit < m)
-                grad[hit] = scalar::cross_entropy_grad_of_label(v[hit], row_most, row_sum, part);
+                grad[hit] = scalar::cross_entropy_grad_of_label(exps, v[hit], row_sum, part);
             store_block(p.walk[4], y + row[4], at, m, grad);
         }
     }

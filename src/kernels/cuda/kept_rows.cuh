@@ -175,9 +175,9 @@ struct KeptRows {
     }
     __device__ __forceinline__ A sum(A most) const {
         const A* const all = sums.told(number);
-        return sum_below(most, join_leaves_of<SumOf<A>, leaves>([&](int leaf) {
-                             return all[leaf % each_turn * told + leaf / each_turn];
-                         }));
+        return scalar::row_sum(most, join_leaves_of<SumOf<A>, leaves>([&](int leaf) {
+                                   return all[leaf % each_turn * told + leaf / each_turn];
+                               }));
     }
     /// The ticket, once the sum is known: the first of all warps, which leads, has told it.
     __device__ __forceinline__ uint32_t told_ticket() const {
@@ -216,17 +216,18 @@ struct KeptRows {
                     b = scalar::from_bits(all.word & 0xffff0000u);
             furthest = below(a < b ? a : b, most);
         }
-        if (furthest <= kNearBits) {
+        if (is_near<scalar::RowExps16>(furthest, most)) {
+            const auto exps = scalar::RowExps16::of(most);
             each_of(turn, [&](int, int line) {
 #pragma unroll
-                for (int c = 0; c < 4; c++)
-                    v[line][c] = scalar::exp_shifted(v[line][c] - most, 0.0f);
+                for (int c = 0; c < 4; c++) v[line][c] = exps.near(v[line][c]);
             });
         } else {
             low |= 1u << turn;
             each_of(turn, [&](int, int line) {
 #pragma unroll
-                for (int c = 0; c < 4; c++) v[line][c] = exp_below(v[line][c], most);
+                for (int c = 0; c < 4; c++)
+                    v[line][c] = exp_below<scalar::RowExps16>(v[line][c], most);
             });
         }
 #pragma unroll
@@ -307,39 +308,39 @@ __device__ __forceinline__ void cross_entropy_kept(const Grid& grid, Make make, 
                                                    A scale, Order order) {
     typedef KeptOf<A, Team, Shape, Make> Of;
     typedef typename Of::Row Row;
-    __shared__ A of_label;
-    const auto begin = [&](int64_t r, const Row& row) {
+    A of_label = A(0);
+    const auto element = [&](int64_t) { return of_label; };
+    LaneLosses<A, Shape, decltype(element), Loss, Most, Sum> losses(element, loss, set_most,
+                                                                    set_sum);
+    const auto makes = [&] {  // the loss of the row at hand
+        return Of::Rows::warp() == 0 && int(threadIdx.x % 32) == losses.turn;
+    };
+    const auto begin = [&](int64_t r, const Row&) {
         const int64_t named = labels(r);
         const int label = named >= 0 && named < Shape::n ? int(named) : -1;
-        // Read before its gradient takes its place, and out of registers, which are few.
-        if (label >= 0 && Of::Rows::leads()) of_label = row(label);
+        // Read before its gradient takes its place.
+        if (makes()) of_label = element_of_label<A, Shape>(make, r, label);
         return label;
     };
     const auto end = [&](typename Of::Rows& kept, int64_t r, A most, A sum, int label) {
-        if (kept.leads()) {
-            const A nan = static_cast<A>(scalar::from_bits(0x7fc00000u));
-            loss(r,
-                 label >= 0 ? scalar::cross_entropy_loss(of_label, most, scalar::log(sum)) : nan);
-            set_most(r, most);
-            set_sum(r, sum);
-        }
         const auto out = put(r);
-        if (label < 0) {
-            const A zeros[4] = {};
-            kept.each([&](int i, int, int) { out.template across<4, false>(i, zeros); });
-            return;
-        }
         constexpr int warps = Team::warps * Team::blocks;
         if (const int leaf = label / int(kTreeLeaf);
-            leaf % warps == kept.warp() && label % int(kTreeLanes) / 4 == int(threadIdx.x & 31))
+            label >= 0 && leaf % warps == kept.warp() &&
+            label % int(kTreeLanes) / 4 == int(threadIdx.x & 31))
             *kept.at(label, leaf / warps) -= sum;
-        const A share = scalar::div(scale, sum);
-        if (out.template together<4>())
+        const A share = scalar::div(scale, sum), zeros[4] = {};
+        if (label < 0)
+            kept.each([&](int i, int, int) { out.template across<4, false>(i, zeros); });
+        else if (out.template together<4>())
             put_shares<true>(kept, out, share);
         else
             put_shares<false>(kept, out, share);
+        if (makes()) losses.take(r, {most, sum});
+        losses.next(32);
     };
     each_kept<A, Team, false, Shape>(grid, make, begin, end, order);
+    losses.store();
 }
 
 /// Near: what kept.low says of the turn.

@@ -1,6 +1,7 @@
 // Losses alone of rows in 16 bits: what is stored is all that a thread keeps of a row. Its largest
 // and smallest elements are found two at a time, in words; numbers are made of these where an
-// exponential is, which is added as it comes.
+// exponential is, which is added as it comes. Rows of small elements, as RowExps16 has it, do not
+// wait for their largest one.
 #pragma once
 
 #include "copies.cuh"
@@ -37,7 +38,11 @@ struct Extremes {
     __device__ __forceinline__ bool are_near(float most) const {
         const uint32_t low = below(single(least, false), most),
                        high = below(single(least, true), most);
-        return (low > high ? low : high) <= kNearBits;
+        return is_near<scalar::RowExps16>(low > high ? low : high, most);
+    }
+    /// Whether all are small, and none is NaN.
+    __device__ __forceinline__ bool are_small() const {
+        return largest_of(largest(most, {least.word ^ 0x80008000u})) <= scalar::RowExps16::kSmall;
     }
 };
 /// The largest of those of `Lanes` neighbouring threads.
@@ -57,99 +62,58 @@ __device__ __forceinline__ void exps_of_words(Words<E, V> x, float most, float (
     for (int j = 0; j < V / 2; j++) asm volatile("" : "+r"(x.words.at[j]));
 #endif
     x.open(v);
+    const auto exps = scalar::RowExps16::of(most);
 #pragma unroll
-    for (int j = 0; j < V; j++)
-        v[j] = Near ? scalar::exp_shifted(v[j] - most, 0.0f) : exp_below(v[j], most);
+    for (int j = 0; j < V; j++) v[j] = Near ? exps.near(v[j]) : exps(v[j]);
 }
 
-/// The loss of one row, which a thread makes when others have one, too.
-template <class A, class Shape, class Make, class Labels, class Loss, class Most, class Sum>
-struct OwnLoss {
-    const Make& make;
-    const Labels& labels;
-    const Loss& loss;
-    const Most& set_most;
-    const Sum& set_sum;
-    int64_t row = -1;  // or none
-    LossParts<A> parts = {A(0), A(0)};
-
-    __device__ __forceinline__ OwnLoss(const Make& make, const Labels& labels, const Loss& loss,
-                                       const Most& set_most, const Sum& set_sum)
-        : make(make), labels(labels), loss(loss), set_most(set_most), set_sum(set_sum) {}
-    __device__ __forceinline__ void take(int64_t r, A most, A sum) {
-        row = r;
-        parts = {most, sum};
-    }
-    __device__ __forceinline__ void store() {
-        if (row >= 0) store_loss<A, Shape>(parts, row, make, labels, loss, set_most, set_sum);
-        row = -1;
-    }
-};
-
-/// The losses of the rows that a block takes one after the other, of `Leaves` leaves. A row waits
-/// for one barrier, behind which its largest element is known, and the sum of the one before.
+/// The losses of the rows that a block takes one after the other, of `Leaves` leaves. Behind a
+/// row's barrier a warp joins its sums, while the others go on.
 template <class A, class E, int Leaves, int Warps, class Own>
 struct BlockLosses {
     static constexpr int words = (Warps + 4) / 4 * 4;  // of `largest_of`
     uint32_t* const largest_of;                        // warps, and a ticket, of two rows in turn
     A* const sums;                                     // of leaves, likewise
     Own& own;
-    int side = 0, turn = -1;  // whose loss the last row's is, -1: there is none
-    int64_t before = 0;       // that row
-    A most_before = A(0);
+    int side = 0;
 
     __device__ __forceinline__ BlockLosses(void* shared, Own& own)
         : largest_of(static_cast<uint32_t*>(shared)),
           sums(reinterpret_cast<A*>(largest_of + 2 * words)),
           own(own) {}
 
-    /// The largest element of row r, of which this thread has seen some; `ticket` becomes the first
+    /// What a leaf of the row comes to.
+    __device__ __forceinline__ void leaf(int leaf, A sum) { own_sums()[leaf] = sum; }
+    __device__ __forceinline__ A* own_sums() const { return sums + side * Leaves; }
+    /// Behind the row's leaves: whether all of its elements are small. `ticket` becomes the first
     /// thread's.
-    __device__ __forceinline__ A most(int64_t r, Two<E> seen, uint32_t& ticket) {
+    __device__ __forceinline__ bool are_small(const Extremes<E>& seen, uint32_t& ticket) {
         uint32_t* const here = largest_of + side * words;
-        seen = largest_of_lanes<32>(seen);
-        if (threadIdx.x % 32 == 0) here[threadIdx.x / 32] = seen.word;
+        const Two<E> most = largest_of_lanes<32>(seen.most);
+        if (threadIdx.x % 32 == 0) here[threadIdx.x / 32] = most.word;
         if (threadIdx.x == 0) here[Warps] = ticket;
-        __syncthreads();
+        const bool all = !__syncthreads_or(!seen.are_small());
+        ticket = here[Warps];
+        return all;
+    }
+    /// Behind that: the row's largest element.
+    __device__ __forceinline__ A most() const {
+        const uint32_t* const here = largest_of + side * words;
         Two<E> all = {here[0]};
 #pragma unroll
-        for (int w = 0; w < words; w += 4) {
-            const auto four = *reinterpret_cast<const Pack<uint32_t, 4>*>(here + w);
-#pragma unroll
-            for (int c = 0; c < 4; c++)
-                if (w + c < Warps)
-                    all = largest(all, {four.at[c]});
-                else if (w + c == Warps)
-                    ticket = four.at[c];
+        for (int w = 1; w < Warps; w++) all = largest(all, {here[w]});
+        return Extremes<E>::largest_of(all);
+    }
+    /// Row r is through.
+    __device__ __forceinline__ void end_row(int64_t r, bool small) {
+        if (int(threadIdx.x) / 32 == own.turn % Warps) {
+            const A largest = most(), sum = join_leaves<SumOf<A>, Leaves>(own_sums());
+            if (int(threadIdx.x % 32) == own.turn / Warps)
+                own.take(r, {largest, small ? scalar::RowExps16::sum_by(largest, sum)
+                                            : scalar::row_sum(largest, sum)});
         }
-        end_row();
         side ^= 1;
-        turn++;
-        before = r;
-        most_before = Extremes<E>::largest_of(all);
-        return most_before;
-    }
-    /// What a leaf of that row comes to.
-    __device__ __forceinline__ void leaf(int leaf, A sum) { sums[side * Leaves + leaf] = sum; }
-    /// Once the rows are through.
-    __device__ __forceinline__ void end() {
-        __syncthreads();
-        end_row();
-        own.store();
-    }
-
-  private:
-    __device__ __forceinline__ void end_row() {
-        if (turn < 0) return;
-        if (int(threadIdx.x) / 32 == turn % Warps) {
-            const A sum = join_leaves<SumOf<A>, Leaves>(sums + side * Leaves);
-            if (int(threadIdx.x % 32) == turn / Warps)
-                own.take(before, most_before, sum_below(most_before, sum));
-        }
-        if (turn == 32 * Warps - 1) {
-            own.store();
-            turn = -1;
-        }
+        own.next(32 * Warps);
     }
 };
 
@@ -204,46 +168,38 @@ struct OwnPieces {
 #pragma unroll
                     for (int j = 0; j < V; j++) row[i + j] = x[i + j];
     }
-    /// What the row that has been asked for has at its extremes; `Later`: groups of copies that
-    /// have been asked for since.
-    template <int Later, int Group = 0>
-    __device__ __forceinline__ void look(Extremes<E>& seen) const {
-        if constexpr (Group < groups) {
-            wait_copies<Later + groups - Group - 1>();
-#pragma unroll
-            for (int part = 0; part < parts; part++)
-                if (const int i = place(Group / lines, Group % lines, part); has(i))
-                    seen.take(at(i));
-            look<Later, Group + 1>(seen);
-        }
-    }
-    /// put(leaf, sum) of the exponentials of this thread's leaves; asks for row `next` if it comes
-    /// `together`.
-    template <class A, class Put>
-    __device__ __forceinline__ void sums(A most, bool near, const E* next, bool together,
+    /// put(leaf, sum) of the exponentials of this thread's leaves, as those of small elements are
+    /// made; asks for row `next` if it comes `together`. `Later`: groups of copies that have been
+    /// asked for since those of a line.
+    template <class A, int Later, class Put>
+    __device__ __forceinline__ void sums(Extremes<E>& seen, const E* next, bool together,
                                          const Put& put) const {
 #pragma unroll 1
         for (int turn = 0; turn < turns; turn++) {
-            const A of_leaf = sum(turn, most, near, next, together);
+            const A of_leaf = sum<A, Later>(turn, seen, next, together);
             if (const int leaf = leaf_of(turn); threadIdx.x % Lanes == 0 && (all || leaf < leaves))
                 put(leaf, of_leaf);
         }
     }
-    template <class A>
-    __device__ __forceinline__ A sum(int turn, A most, bool near, const E* next,
+    template <class A, int Later>
+    __device__ __forceinline__ A sum(int turn, Extremes<E>& seen, const E* next,
                                      bool together) const {
         A s[parts][V];
-        if (near && whole(turn)) {
+        if (whole(turn)) {
 #pragma unroll
             for (int line = 0; line < lines; line++) {
                 Words<E, V> x[parts];
+                wait_copies<Later>();
 #pragma unroll
-                for (int part = 0; part < parts; part++) x[part] = at(place(turn, line, part));
+                for (int part = 0; part < parts; part++) {
+                    x[part] = at(place(turn, line, part));
+                    seen.take(x[part]);
+                }
                 ask_line(next, together, turn, line);
 #pragma unroll
                 for (int part = 0; part < parts; part++) {
                     A v[V];
-                    exps_of_words<true>(x[part], most, v);
+                    exps_of_words<true>(x[part], A(0), v);
 #pragma unroll
                     for (int c = 0; c < V; c++)
                         s[part][c] = line == 0 ? v[c] : SumOf<A>::join(s[part][c], v[c]);
@@ -256,12 +212,15 @@ struct OwnPieces {
                 for (int c = 0; c < V; c++) s[part][c] = SumOf<A>::missing();
 #pragma unroll 1
             for (int line = 0; line < lines; line++) {
+                wait_copies<Later>();
 #pragma unroll
                 for (int part = 0; part < parts; part++) {
                     const int i = place(turn, line, part);
                     if (!has(i)) break;
+                    const Words<E, V> x = at(i);
+                    seen.take(x);
                     A v[V];
-                    exps_of_words<false>(at(i), most, v);
+                    exps_of_words<true>(x, A(0), v);
 #pragma unroll
                     for (int c = 0; c < V; c++) s[part][c] = SumOf<A>::join(s[part][c], v[c]);
                 }
@@ -280,6 +239,32 @@ struct OwnPieces {
         return join_lanes<SumOf<A>, Lanes>(all);
     }
 };
+
+/// What the exponentials of each leaf come to of a row of N elements in memory, a leaf of each of a
+/// block's warps at a time.
+template <class A, int N, int Warps, class E>
+__device__ __noinline__ void sums_again(const E* row, A most, A* sums) {
+    const auto exps = scalar::RowExps16::of(most);
+#pragma unroll 1
+    for (int leaf = threadIdx.x / 32; leaf < (N + int(kTreeLeaf) - 1) / int(kTreeLeaf);
+         leaf += Warps) {
+        A s[4];
+#pragma unroll
+        for (int c = 0; c < 4; c++) s[c] = SumOf<A>::missing();
+#pragma unroll 1
+        for (int line = 0; line < 4; line++) {
+            const int i =
+                leaf * int(kTreeLeaf) + line * int(kTreeLanes) + 4 * int(threadIdx.x % 32);
+            if (i >= N) break;
+#pragma unroll
+            for (int c = 0; c < 4; c++)
+                s[c] = SumOf<A>::join(s[c], exps(static_cast<A>(widen(row[i + c]))));
+        }
+        __syncwarp();
+        const A sum = join_lanes<SumOf<A>, 32>(s);
+        if (threadIdx.x % 32 == 0) sums[leaf] = sum;
+    }
+}
 
 /// cross_entropy_rows of long rows, of which a block has one in shared memory. Each warp has as
 /// many lots of four leaves as the others, and at most one leaf more of the rest at a time. A block
@@ -300,41 +285,45 @@ __device__ __forceinline__ void cross_entropy_filled(const Grid& grid, Make make
     E* const kept = reinterpret_cast<E*>(bytes);
     const Lots lots{kept};
     const Rest rest{kept + in_lots};
-    typedef OwnLoss<A, Shape, Make, Labels, Loss, Most, Sum> Own;
-    Own own(make, labels, loss, set_most, set_sum);
+    const auto element = [&](int64_t r) { return element_of_label<A, Shape>(make, r, labels(r)); };
+    typedef LaneLosses<A, Shape, decltype(element), Loss, Most, Sum> Own;
+    Own own(element, loss, set_most, set_sum);
     BlockLosses<A, E, leaves, Warps, Own> losses(kept + n, own);
+    constexpr int later = Lots::groups + Rest::groups - 1;
     constexpr auto rows = Number(Shape::rows);
     const auto step = Number(grid.blocks);
     auto r = Number(grid.block), after = r + step;
-    const E* next = make(r).own();
-    const bool together = aligned_for<8>(next);  // as all rows are, or none
-    lots.ask(next, together);
-    rest.ask(next + in_lots, together);
-    uint32_t ticket = 0;
-    for (bool first = true; r < rows; first = false) {
+    const E* row = make(r).own();
+    const bool together = aligned_for<8>(row);  // as all rows are, or none
+    lots.ask(row, together);
+    rest.ask(row + in_lots, together);
+    while (r < rows) {
         if (!together) {
-            lots.bring(next);
-            rest.bring(next + in_lots);
+            lots.bring(row);
+            rest.bring(row + in_lots);
         }
+        uint32_t ticket = 0;
+        if (threadIdx.x == 0) ticket = atomicAdd(counter, 1u);
+        const bool more = after < rows;
+        const E* const next = make(more ? after : r).own();
         Extremes<E> seen;
-        lots.template look<Rest::groups>(seen);
-        rest.template look<0>(seen);
-        const A most = losses.most(r, seen.most, ticket);
-        if (!first) after = 2 * step + Number(ticket);
-        if (threadIdx.x == 0) {
-            if (!first && ticket == uint32_t(rows) - 1) clear_counter(counter);
-            ticket = atomicAdd(counter, 1u);
+        lots.template sums<A, later>(seen, next, together && more,
+                                     [&](int leaf, A sum) { losses.leaf(leaf, sum); });
+        rest.template sums<A, later>(seen, next + in_lots, together && more, [&](int leaf, A sum) {
+            losses.leaf(in_lots / int(kTreeLeaf) + leaf, sum);
+        });
+        const bool small = losses.are_small(seen, ticket);
+        if (!small) {
+            sums_again<A, n, Warps>(row, losses.most(), losses.own_sums());
+            __syncthreads();
         }
-        const bool near = seen.are_near(most), more = after < rows;
-        next = make(more ? after : r).own();
-        lots.sums(most, near, next, together && more,
-                  [&](int leaf, A sum) { losses.leaf(leaf, sum); });
-        rest.sums(most, near, next + in_lots, together && more,
-                  [&](int leaf, A sum) { losses.leaf(in_lots / int(kTreeLeaf) + leaf, sum); });
+        losses.end_row(r, small);
+        if (threadIdx.x == 0 && ticket == uint32_t(rows) - 1) clear_counter(counter);
+        row = next;
         r = after;
+        after = 2 * step + Number(ticket);
     }
-    if (threadIdx.x == 0 && ticket == uint32_t(rows) - 1) clear_counter(counter);
-    losses.end();
+    own.store();
 }
 
 /// What a team's threads hold of a row.
@@ -363,12 +352,27 @@ struct HeldWords {
             seen.take(words[k]);
         });
     }
-    /// What its leaves' exponentials come to; done() once the words are read.
+    /// What the loss is made of; done() once the words are read. If `Kept`, the row's largest
+    /// element, and otherwise 0 where all of the warp's are small.
+    template <bool Kept, class Done>
+    __device__ __forceinline__ LossParts<A> parts(const Done& done) const {
+        const bool small = !__any_sync(0xffffffffu, !seen.are_small());
+        A most = A(0), v[Row::turns];
+        if (Kept || !small)
+            most = Extremes<E>::largest_of(largest_of_lanes<Team::lanes>(seen.most));
+        leaf_sums(small ? A(0) : most, small || seen.are_near(most), v, done);
+        const A sum = Team::template of_turns<SumOf<A>>(v);
+        return {most,
+                Kept && small ? scalar::RowExps16::sum_by(most, sum) : scalar::row_sum(most, sum)};
+    }
+
+  private:
+    /// What its leaves' exponentials come to.
     template <class Done>
-    __device__ __forceinline__ void leaf_sums(A most, A (&sums)[Row::turns],
+    __device__ __forceinline__ void leaf_sums(A most, bool near, A (&sums)[Row::turns],
                                               const Done& done) const {
         A all[Row::turns][V];
-        if (seen.are_near(most))
+        if (near)
             lane_sums<true>(most, all);
         else
             lane_sums<false>(most, all);
@@ -377,8 +381,6 @@ struct HeldWords {
         for (int turn = 0; turn < Row::turns; turn++)
             sums[turn] = join_lanes<SumOf<A>, Team::lanes>(all[turn]);
     }
-
-  private:
     template <bool Near>
     __device__ __forceinline__ void lane_sums(A most, A (&all)[Row::turns][V]) const {
 #pragma unroll
@@ -441,26 +443,20 @@ __device__ __forceinline__ void cross_entropy_ahead(const Grid& grid, Make make,
                                                     Loss loss, Most set_most, Sum set_sum, Put) {
     typedef typename Team::Row Row;
     typedef HeldWords<A, Team, E> Held;
-    typedef OwnLoss<A, Shape, Make, Labels, Loss, Most, Sum> Own;
-    Own own(make, labels, loss, set_most, set_sum);
+    const auto element = [&](int64_t r) { return element_of_label<A, Shape>(make, r, labels(r)); };
+    LaneLosses<A, Shape, decltype(element), Loss, Most, Sum> own(element, loss, set_most, set_sum);
     constexpr int lanes = Team::lanes;
+    constexpr bool kept = !same_type<Most, Nowhere> || !same_type<Sum, Nowhere>;
     const int lane = threadIdx.x % lanes;
-    int turn = 0;
     AheadRows<Team, Shape::rows, Threads, Make> ahead(grid, make);
     ahead.each([&](int64_t r, bool mine) {
         const Held held(make(0), ahead.next);
         if (!Late) ahead.ask();
-        const A most = Extremes<E>::largest_of(largest_of_lanes<lanes>(held.seen.most));
-        A v[Row::turns];
-        held.leaf_sums(most, v, [&] {
+        const LossParts<A> parts = held.template parts<kept>([&] {
             if (Late) ahead.ask();
         });
-        const A sum = sum_below(most, Team::template of_turns<SumOf<A>>(v));
-        if (mine && lane == turn) own.take(r, most, sum);
-        if (++turn == lanes) {
-            own.store();
-            turn = 0;
-        }
+        if (mine && lane == own.turn) own.take(r, parts);
+        own.next(lanes);
     });
     own.store();
 }
@@ -515,6 +511,7 @@ __device__ __forceinline__ void cross_entropy_leaves(const Grid& grid, Make make
     typedef typename RowNumber<(Shape::rows < (1 << 30))>::type Number;
     constexpr int lanes = Team::lanes, near = 32 / lanes, n = int(Shape::n), warps = Threads / 32,
                   of_leaf = int(kTreeLeaf), each = of_leaf / (near * warps);  // turns of a warp
+    constexpr bool kept = !same_type<Most, Nowhere> || !same_type<Sum, Nowhere>;
     static_assert(Shape::rows % of_leaf == 0 && each % lanes == 0);
     constexpr auto rows = Number(Shape::rows);
     extern __shared__ __align__(16) char bytes[];
@@ -544,7 +541,8 @@ __device__ __forceinline__ void cross_entropy_leaves(const Grid& grid, Make make
     int turn = 0, label = -1;
     Number row = 0;  // whose loss this lane makes
     LossParts<A> parts = {A(0), A(0)};
-    A of_label = A(0);
+    const A nan = static_cast<A>(scalar::from_bits(0x7fc00000u));
+    A of_label = nan;
     Number first = begin(0);
     for (int i = 0; first < rows; first = begin(++i)) {
         if (turn == 0) {
@@ -565,24 +563,19 @@ __device__ __forceinline__ void cross_entropy_leaves(const Grid& grid, Make make
         const HeldWords<A, Team, E> held(x, number);
         const A at_label = static_cast<A>(widen(x[label >= 0 ? label : 0]));
         ask(begin(i + 1));
-        const A most = Extremes<E>::largest_of(largest_of_lanes<lanes>(held.seen.most));
-        A v[Row::turns];
-        held.leaf_sums(most, v, [] {});
-        const A sum = sum_below(most, Team::template of_turns<SumOf<A>>(v));
+        const LossParts<A> made = held.template parts<kept>([] {});
         if (lane == turn) {
             row = first + number;
-            parts = {most, sum};
+            parts = made;
             of_label = at_label;
         }
         if (++turn == lanes) {
-            const A nan = static_cast<A>(scalar::from_bits(0x7fc00000u));
-            const A made = label >= 0 ? scalar::cross_entropy_loss(of_label, parts.most,
-                                                                   scalar::log(parts.sum))
-                                      : nan;
-            loss(row, made);
-            set_most(row, parts.most);
-            set_sum(row, parts.sum);
-            losses[row % of_leaf] = made;
+            const auto put = [&](Number r, A made) {
+                loss(r, made);
+                losses[r % of_leaf] = made;
+            };
+            store_loss<A, scalar::RowExps16>(parts, row, label >= 0 ? of_label : nan, put, set_most,
+                                             set_sum);
             turn = 0;
         }
         if (i % each == each - 1) {
@@ -602,11 +595,18 @@ __device__ __forceinline__ void cross_entropy_leaves(const Grid& grid, Make make
 template <class A, int Count, class Put>
 __device__ __forceinline__ void add_leaves(const Grid& grid, const A* leaves, uint32_t* counter,
                                            Put put) {
+    constexpr int of_warp = 128, lots = (Count + of_warp - 1) / of_warp;
     extern __shared__ __align__(16) char bytes[];
     A* const sums = reinterpret_cast<A*>(bytes);
     if (!arrive_last_unshared(counter, grid.blocks)) return;
-    for (int i = threadIdx.x; i < Count; i += int(grid.threads)) sums[i] = __ldcg(leaves + i);
-    join_shared<SumOf<A>>(sums, Count, int(grid.threads));
+    for (int lot = int(threadIdx.x) / 32; lot < lots; lot += int(grid.threads) / 32) {
+        const A sum = join_leaves_of<SumOf<A>, of_warp>([&](int i) {
+            const int leaf = lot * of_warp + i;
+            return leaf < Count ? __ldcg(leaves + leaf) : SumOf<A>::missing();
+        });
+        if (threadIdx.x % 32 == 0) sums[lot] = sum;
+    }
+    join_shared<SumOf<A>>(sums, lots, int(grid.threads));
     if (threadIdx.x == 0) put(0, sums[0]);
 }
 

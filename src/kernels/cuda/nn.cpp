@@ -194,7 +194,8 @@ class RowText {
         const bool set = rows_ * row_.n >= kManyTerms * limits_.processors;
         return cat("    static constexpr bool many = ", set ? "true" : "false", ";\n",
                    "    static constexpr bool narrow = ",
-                   row_.x->dtype == DType::bf16 ? "true" : "false", ";\n");
+                   row_.x->dtype == DType::bf16 ? "true" : "false", ";\n    typedef scalar::",
+                   is_16_bit(row_.x->dtype) ? "RowExps16" : cat("RowExps<", a_, ">"), " Exps;\n");
     }
 
     /// The input whose elements of 16 bits a block keeps for those of an operand, which they hold,

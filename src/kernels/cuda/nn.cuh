@@ -95,55 +95,53 @@ struct Nowhere {
     __device__ __forceinline__ void operator()(int64_t, A) const {}
 };
 
-/// e^(x - most) where x is `most` at most: neither has to be kept below what overflows. Not of
-/// NaN, of which the sum is NaN where `most` is not finite.
-template <class A>
+/// The exponential of an element of a row; x is `most` at most, so neither has to be kept below
+/// what overflows. Not of NaN, of which the sum is NaN where `most` is not finite.
+template <class Exps, class A>
 __device__ __forceinline__ A exp_below(A x, A most) {
-    if constexpr (same_type<A, float>) {
+    if constexpr (same_type<Exps, scalar::RowExps<float>>) {
         const uint32_t low = scalar::bits(-104.0f), u = scalar::bits(x - most);
         const auto v = scalar::exp_reduce(scalar::from_bits(u < low ? u : low));
         return scalar::scale_down(scalar::exp_parts(v, 0.0f).hi, v.e);
     } else {
-        return scalar::exp(x - most);
+        return Exps::of(most)(x);
     }
 }
 /// The bits of x - most, 0 or less, of which the greatest are the least number's; what they are at
 /// most where no exponential, nor what is made of one, need be scaled down in steps.
 __device__ __forceinline__ uint32_t below(float x, float most) { return scalar::bits(x - most); }
 constexpr uint32_t kNearBits = 0xc2680000u;  // of -58: e^-58 > 2^-84
-template <int V>
+/// Whether elements of a row are, of which the one furthest from `most` has such bits.
+template <class Exps>
+__device__ __forceinline__ bool is_near(uint32_t furthest, float most) {
+    return furthest <= kNearBits && Exps::has_near(most);
+}
+template <class Exps, int V>
 __device__ __forceinline__ bool are_near(const float (&x)[V], float most) {
-    uint32_t furthest = 0;
+    float least = most;
 #pragma unroll
-    for (int j = 0; j < V; j++) {
-        const uint32_t u = below(x[j], most);
-        furthest = u > furthest ? u : furthest;
-    }
-    return furthest <= kNearBits;
+    for (int j = 0; j < V; j++) least = scalar::at_most(x[j], least);
+    return is_near<Exps>(below(least, most), most);
 }
 
-/// A sum of exponentials, or NaN where `most` is not finite.
-template <class A>
-__device__ __forceinline__ A sum_below(A most, A sum) {
-    return most - most == A(0) ? sum : static_cast<A>(scalar::from_bits(0x7fc00000u));
-}
 template <class A, class Team, class Row>
 __device__ __forceinline__ A sum_where(Team& team, const Row& exps, A most) {
-    return sum_below(most, team.template reduce<SumOf<A>>(exps));
+    return scalar::row_sum(most, team.template reduce<SumOf<A>>(exps));
 }
-template <class A>
+template <class Exps, class A>
 struct ExpsBelow {
     A most;
     template <int V>
     __device__ __forceinline__ void operator()(A (&x)[V]) const {
         if constexpr (same_type<A, float> && V > 1)
-            if (are_near(x, most)) {
+            if (are_near<Exps>(x, most)) {
+                const Exps exps = Exps::of(most);
 #pragma unroll
-                for (int j = 0; j < V; j++) x[j] = scalar::exp_shifted(x[j] - most, 0.0f);
+                for (int j = 0; j < V; j++) x[j] = exps.near(x[j]);
                 return;
             }
 #pragma unroll
-        for (int j = 0; j < V; j++) x[j] = exp_below(x[j], most);
+        for (int j = 0; j < V; j++) x[j] = exp_below<Exps>(x[j], most);
     }
 };
 /// Whether a team looks first if exponentials are near: where instructions are what it waits for.
@@ -152,26 +150,25 @@ template <class A, class Team, class Shape>
 constexpr bool looks = same_type<A, float> && (Team::keeps || (Team::holds && Shape::many));
 
 /// `near`: whether all of a thread's are, where it looks.
-template <bool Looks, class A, class Team, class Row>
+template <bool Looks, class Exps, class A, class Team, class Row>
 __device__ __forceinline__ auto exps_of(Team& team, const Row& x, A most, bool& near) {
     if constexpr (Looks && !Team::holds) {
-        return team.alter(x, ExpsBelow<A>{most});
+        return team.alter(x, ExpsBelow<Exps, A>{most});
     } else {
         if constexpr (Looks) {
-            uint32_t furthest = 0;
-            team.visit(x, [&](A v) {
-                const uint32_t u = below(v, most);
-                furthest = u > furthest ? u : furthest;
-            });
-            near = furthest <= kNearBits;
-            if (near)
-                return team.map(x, [most](A v) { return scalar::exp_shifted(v - most, 0.0f); });
+            A least = most;
+            team.visit(x, [&](A v) { least = scalar::at_most(v, least); });
+            near = is_near<Exps>(below(least, most), most);
+            if (near) {
+                const Exps exps = Exps::of(most);
+                return team.map(x, [exps](A v) { return exps.near(v); });
+            }
         }
-        return team.map(x, [most](A v) { return exp_below(v, most); });
+        return team.map(x, [most](A v) { return exp_below<Exps>(v, most); });
     }
 }
 
-/// A quotient by a sum of 1 or more, or NaN, of which the inverse is divided out: where no
+/// A quotient by a sum of 0.7 or more, or NaN, of which the inverse is divided out: where no
 /// remainder could round, by the steps of a division.
 __device__ __forceinline__ float share_near(float v, float inverse, float sum) {
     const float q = v * inverse;
@@ -183,28 +180,29 @@ __device__ __forceinline__ float share_near(float v, float inverse, float sum) {
 __device__ __forceinline__ float share_brain(float v, float inverse, float rest) {
     return scalar::fma(v, inverse, v * rest);
 }
+template <class Exps>
 struct SharesBelow {
     float most, sum, inverse;
     template <int V>
     __device__ __forceinline__ void operator()(float (&x)[V]) const {
-        if (V > 1 && are_near(x, most)) {
+        if (V > 1 && are_near<Exps>(x, most)) {
+            const Exps exps = Exps::of(most);
 #pragma unroll
-            for (int j = 0; j < V; j++)
-                x[j] = share_near(scalar::exp_shifted(x[j] - most, 0.0f), inverse, sum);
+            for (int j = 0; j < V; j++) x[j] = share_near(exps.near(x[j]), inverse, sum);
         } else {
 #pragma unroll
-            for (int j = 0; j < V; j++) x[j] = scalar::div(exp_below(x[j], most), sum);
+            for (int j = 0; j < V; j++) x[j] = scalar::div(exp_below<Exps>(x[j], most), sum);
         }
     }
 };
 /// Exponentials of x by their sum; `near` as exps_of has it.
-template <bool Looks, bool Narrow, class A, class Team, class Row, class Exps>
-__device__ __forceinline__ auto shares_of(Team& team, const Row& x, const Exps& exps, A most, A sum,
+template <bool Looks, class Shape, class A, class Team, class Row, class Made>
+__device__ __forceinline__ auto shares_of(Team& team, const Row& x, const Made& exps, A most, A sum,
                                           bool near) {
     if constexpr (Looks && !Team::holds) {
-        return team.alter(x, SharesBelow{most, sum, scalar::reciprocal(sum)});
+        return team.alter(x, SharesBelow<typename Shape::Exps>{most, sum, scalar::reciprocal(sum)});
     } else {
-        if constexpr (Looks && Narrow) {
+        if constexpr (Looks && Shape::narrow) {
             if (near) {
                 const A inverse = scalar::reciprocal(sum),
                         rest = scalar::fma(-sum, inverse, A(1)) * inverse;
@@ -245,21 +243,22 @@ __device__ __forceinline__ A most_of(Team& team, const Row& x) {
     return team.template reduce<MaxOf<A>>(x);
 }
 
-template <class A, bool Log, bool Masked, bool Looks, bool Narrow, class Team, class Row, class Put>
+template <class A, bool Log, bool Masked, bool Looks, class Shape, class Team, class Row, class Put>
 __device__ __forceinline__ void softmax_row(Team& team, const Row& x, int64_t r, bool mine,
                                             const Put& put) {
-    A most = most_of<A, Narrow>(team, x);
+    typedef typename Shape::Exps Exps;
+    A most = most_of<A, Shape::narrow>(team, x);
     if constexpr (Masked) most = scalar::masked_most(most);
     bool near = false;
-    const auto exps = exps_of<Looks>(team, x, most, near);
+    const auto exps = exps_of<Looks, Exps>(team, x, most, near);
     A sum = sum_where(team, exps, most);
     if constexpr (Masked) sum = scalar::masked_sum(sum);
     if constexpr (Log) {
-        const A log_sum = scalar::log(sum);
+        const A log_sum = Exps::log_sum(most, sum);
         const auto y = team.map(x, [=](A v) { return (v - most) - log_sum; });
         if (mine) team.put(y, put(r));
     } else {
-        const auto y = shares_of<Looks, Narrow>(team, x, exps, most, sum, near);
+        const auto y = shares_of<Looks, Shape>(team, x, exps, most, sum, near);
         if (mine) team.put(y, put(r));
     }
 }
@@ -276,13 +275,12 @@ __device__ __forceinline__ void softmax_rows(const Grid& grid, Make make, Put pu
         each_ahead<Team, Shape::rows, Ahead>(
             grid, make,
             [&](int64_t r, bool mine, const typename Team::Row& x) {
-                softmax_row<A, Log, Masked, Looks, Shape::narrow>(team, x, r, mine, put);
+                softmax_row<A, Log, Masked, Looks, Shape>(team, x, r, mine, put);
             },
             order);
     else
         Team::template each<Shape::rows>(grid, [&](int64_t r, bool mine) {
-            softmax_row<A, Log, Masked, Looks, Shape::narrow>(team, team.take(make(r)), r, mine,
-                                                              put);
+            softmax_row<A, Log, Masked, Looks, Shape>(team, team.take(make(r)), r, mine, put);
         });
 }
 
@@ -481,19 +479,75 @@ template <class A, class Shape, class Team, class Row>
 __device__ __forceinline__ LossParts<A> loss_parts(Team& team, const Row& x) {
     const A most = most_of<A, Shape::narrow>(team, x);
     bool near = false;
-    return {most, sum_where(team, exps_of<looks<A, Team, Shape>>(team, x, most, near), most)};
+    typedef typename Shape::Exps Exps;
+    return {most, sum_where(team, exps_of<looks<A, Team, Shape>, Exps>(team, x, most, near), most)};
 }
-template <class A, class Shape, class Make, class Labels, class Loss, class Most, class Sum>
-__device__ __forceinline__ void store_loss(const LossParts<A>& parts, int64_t r, const Make& make,
-                                           const Labels& labels, const Loss& loss,
-                                           const Most& set_most, const Sum& set_sum) {
-    const int64_t label = labels(r);
-    const A nan = static_cast<A>(scalar::from_bits(0x7fc00000u));
-    loss(r, label >= 0 && label < Shape::n
-                ? scalar::cross_entropy_loss(make(r)(label), parts.most, scalar::log(parts.sum))
-                : nan);
+/// The element of a row that its label names, or NaN.
+template <class A, class Shape, class Make>
+__device__ __forceinline__ A element_of_label(const Make& make, int64_t r, int64_t label) {
+    return label >= 0 && label < Shape::n ? make(r)(label)
+                                          : static_cast<A>(scalar::from_bits(0x7fc00000u));
+}
+template <class A, class Exps, class Loss, class Most, class Sum>
+__device__ __forceinline__ void store_loss(const LossParts<A>& parts, int64_t r, A of_label,
+                                           const Loss& loss, const Most& set_most,
+                                           const Sum& set_sum) {
+    loss(r, Exps::loss(of_label, parts.most, parts.sum));
     set_most(r, parts.most);
     set_sum(r, parts.sum);
+}
+/// Losses that lanes make together, each that of one row; element(r) is the one that the label of
+/// row r names.
+template <class A, class Shape, class Element, class Loss, class Most, class Sum>
+struct LaneLosses {
+    typedef typename RowNumber<(Shape::rows < (1 << 30))>::type Number;
+    const Element& element;
+    const Loss& loss;
+    const Most& set_most;
+    const Sum& set_sum;
+    int turn = 0;     // the lane that takes the next row
+    Number row = -1;  // this lane's, or none
+    LossParts<A> parts = {A(0), A(0)};
+
+    __device__ __forceinline__ LaneLosses(const Element& element, const Loss& loss,
+                                          const Most& set_most, const Sum& set_sum)
+        : element(element), loss(loss), set_most(set_most), set_sum(set_sum) {}
+    __device__ __forceinline__ void take(int64_t r, const LossParts<A>& of) {
+        row = Number(r);
+        parts = of;
+    }
+    /// Goes on to the next of so many lanes.
+    __device__ __forceinline__ void next(int lanes) {
+        if (++turn == lanes) store();
+    }
+    __device__ __forceinline__ void store() {
+        if (row >= 0)
+            store_loss<A, typename Shape::Exps>(parts, row, element(row), loss, set_most, set_sum);
+        row = -1;
+        turn = 0;
+    }
+};
+/// The lanes of a team, among so many threads, that make its losses together; 0: its first thread
+/// makes each of them.
+template <class Team, int Threads>
+struct LossLanes {
+    static constexpr int count = Team::count(Threads) == 1 ? 32 : Threads / Team::count(Threads);
+    __device__ __forceinline__ static int own() {
+        return Team::count(Threads) == 1 ? threadIdx.x : threadIdx.x % count;
+    }
+};
+template <class Team>
+struct LossLanes<Team, 0> {
+    static constexpr int count = 1;
+    __device__ __forceinline__ static int own() { return Team::leads() ? 0 : 1; }
+};
+/// Lanes of a warp that has several rows have no register to keep what a loss is made of.
+template <class Team, int Threads>
+__device__ __forceinline__ constexpr int keep_losses() {
+    if constexpr (Threads > 0)
+        return LossLanes<Team, Threads>::count == 32 ? Threads : 0;
+    else
+        return 0;
 }
 /// `put`: of the logits, where they are made here and stored. Of rows that are read ahead the
 /// losses wait until each lane of the team has one to make.
@@ -504,29 +558,27 @@ __device__ __forceinline__ void cross_entropy_rows(const Grid& grid, Make make, 
     extern __shared__ __align__(16) char bytes[];
     Team team{reinterpret_cast<A*>(bytes)};
     if constexpr (Ahead > 0) {
-        constexpr int lanes = Team::count(Ahead) == 1 ? 32 : Ahead / Team::count(Ahead);
-        const int own = Team::count(Ahead) == 1 ? threadIdx.x : threadIdx.x % lanes;
-        LossParts<A> kept = {A(0), A(0)};
-        int64_t row = -1;
-        int turn = 0;
-        const auto store = [&] {
-            if (row >= 0) store_loss<A, Shape>(kept, row, make, labels, loss, set_most, set_sum);
-            row = -1;
-            turn = 0;
+        typedef LossLanes<Team, Ahead> Lanes;
+        const auto element = [&](int64_t r) {
+            return element_of_label<A, Shape>(make, r, labels(r));
         };
+        LaneLosses<A, Shape, decltype(element), Loss, Most, Sum> losses(element, loss, set_most,
+                                                                        set_sum);
         each_ahead<Team, Shape::rows, Ahead>(
             grid, make, [&](int64_t r, bool mine, const typename Team::Row& x) {
                 const LossParts<A> parts = loss_parts<A, Shape>(team, x);
-                if (mine && own == turn) kept = parts, row = r;
-                if (++turn == lanes) store();
+                if (mine && Lanes::own() == losses.turn) losses.take(r, parts);
+                losses.next(Lanes::count);
             });
-        store();
+        losses.store();
     } else {
         Team::template each<Shape::rows>(grid, [&](int64_t r, bool mine) {
             const auto x = team.take(make(r));
             const LossParts<A> parts = loss_parts<A, Shape>(team, x);
             if (mine && team.leads())
-                store_loss<A, Shape>(parts, r, make, labels, loss, set_most, set_sum);
+                store_loss<A, typename Shape::Exps>(parts, r,
+                                                    element_of_label<A, Shape>(make, r, labels(r)),
+                                                    loss, set_most, set_sum);
             if constexpr (Put::stores) {
                 Team::sync();  // the label's element is read before logits take its place
                 if (mine) team.put(team.map(x, [](A) { return A(0); }), put(r));
@@ -536,9 +588,11 @@ __device__ __forceinline__ void cross_entropy_rows(const Grid& grid, Make make, 
 }
 
 /// What becomes of the elements of a row of logits: its part of the gradient.
-template <class A, int64_t N, bool Looks, class Out>
+template <class A, class Shape, bool Looks, class Out>
 struct GradientRow {
     static constexpr bool spans = false;
+    static constexpr int64_t N = Shape::n;
+    typedef typename Shape::Exps Exps;
     typedef typename RowNumber<(N < (1 << 30))>::type Number;
     Out out;
     A most, sum, share;
@@ -550,7 +604,7 @@ struct GradientRow {
           share(share),
           label(label >= 0 && label < N ? Number(label) : Number(-1)) {}
     __device__ __forceinline__ A of(int64_t i, A v) const {
-        const A exp = exp_below(v, most);
+        const A exp = exp_below<Exps>(v, most);
         const A grad = (exp - (Number(i) == label ? sum : A(0))) * share;
         return label >= 0 ? grad : A(0);
     }
@@ -561,8 +615,8 @@ struct GradientRow {
         const uint32_t own = at >= 0 && at < V ? 1u << int(at) : 0u;
         if (label >= 0) {  // or a choice for each element
 #pragma unroll
-            for (int j = 0; j < V; j++) grad[j] = Looks ? v[j] : exp_below(v[j], most);
-            if constexpr (Looks) ExpsBelow<A>{most}(grad);
+            for (int j = 0; j < V; j++) grad[j] = Looks ? v[j] : exp_below<Exps>(v[j], most);
+            if constexpr (Looks) ExpsBelow<Exps, A>{most}(grad);
 #pragma unroll
             for (int j = 0; j < V; j++) {
                 if (own >> j & 1) grad[j] -= sum;
@@ -632,17 +686,24 @@ __device__ __forceinline__ void cross_entropy_with_grad(const Grid& grid, Make m
     extern __shared__ __align__(16) char bytes[];
     Team team{reinterpret_cast<A*>(bytes)};
     typedef decltype(team.take(make(0))) Row;
+    typedef LossLanes<Team, keep_losses<Team, Ahead>()> Lanes;
+    A of_label = A(0);
+    const auto element = [&](int64_t) { return of_label; };
+    LaneLosses<A, Shape, decltype(element), Loss, Most, Sum> losses(element, loss, set_most,
+                                                                    set_sum);
     const auto one = [&](int64_t r, bool mine, const Row& x) {
         const auto out = put(r);  // and what it reads of the row
         constexpr bool Looks = looks<A, Team, Shape>;
         const A most = most_of<A, Shape::narrow>(team, x);
         bool near = false;
-        const auto exps = exps_of<Looks>(team, x, most, near);
+        const auto exps = exps_of<Looks, typename Shape::Exps>(team, x, most, near);
         const A sum = sum_where(team, exps, most);
         const int64_t label = labels(r);
-        if (mine && team.leads())
-            store_loss<A, Shape>(LossParts<A>{most, sum}, r, make, labels, loss, set_most, set_sum);
-        Team::sync();  // the label's element is read before its gradient takes its place
+        if (mine && Lanes::own() == losses.turn) {
+            of_label = element_of_label<A, Shape>(make, r, label);
+            losses.take(r, {most, sum});
+        }
+        Team::sync();  // the element is read before its gradient takes its place
         const A share = scalar::div(scale, sum);
         if constexpr (Team::holds) {
             typedef ShareRow<A, Shape::n, decltype(put(r))> Shares;
@@ -651,15 +712,18 @@ __device__ __forceinline__ void cross_entropy_with_grad(const Grid& grid, Make m
                 team.put(exps,
                          Shares{out, sum, share, typename Shares::Number(known ? label : -1)});
         } else if (mine) {
-            team.put(
-                x, GradientRow<A, Shape::n, Looks, decltype(put(r))>(out, most, sum, share, label));
+            team.put(x,
+                     GradientRow<A, Shape, Looks, decltype(put(r))>(out, most, sum, share, label));
         }
+        losses.next(Lanes::count);
     };
-    if constexpr (Ahead > 0)
+    if constexpr (Ahead > 0) {
         each_ahead<Team, Shape::rows, Ahead>(grid, make, one);
-    else
+        losses.store();
+    } else {
         Team::template each<Shape::rows>(
             grid, [&](int64_t r, bool mine) { one(r, mine, team.take(make(r))); });
+    }
 }
 
 /// Short rows, by the teams that hold them.
@@ -672,7 +736,7 @@ __device__ __forceinline__ void cross_entropy_grad_rows(const Grid& grid, Make m
         const A total = A(sum(r));
         const auto out = put(r);
         if (mine)
-            Team::put(x, GradientRow<A, Shape::n, looks<A, Team, Shape>, decltype(put(r))>(
+            Team::put(x, GradientRow<A, Shape, looks<A, Team, Shape>, decltype(put(r))>(
                              out, A(most(r)), total, scalar::div(scale, total), labels(r)));
     });
 }
@@ -691,8 +755,8 @@ __device__ __forceinline__ void cross_entropy_grad(const Grid& grid, Make make, 
         const auto row = make(r);
         const A total = A(sum(r));
         const auto out = put(r);
-        const GradientRow<A, n, false, decltype(put(r))> grad(out, A(most(r)), total,
-                                                              scalar::div(scale, total), labels(r));
+        const GradientRow<A, Shape, false, decltype(put(r))> grad(
+            out, A(most(r)), total, scalar::div(scale, total), labels(r));
         A x[Lot][4];
         const auto has = [&](int k) { return first + 128 * k + 4 <= n; };
         // Without a branch, so that all are on their way.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "core/abi/near.h"
+#include "core/abi/softmax.h"
 
 namespace aicf {
 
