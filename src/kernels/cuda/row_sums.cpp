@@ -221,11 +221,8 @@ class RowSumsText {
         if (text_.resident < 1 || limits_.processors < text_.cluster) return false;
         slots_ = blocks_ && copies() ? kBlockSlots : 0;
         behind_ = narrow();
-        // One more warp puts what there is one of for all of a row, and joins what leaves come to,
-        // where it finds registers (an H200 took 624 us for 674 for 4096x50304, 551 for 561 without
-        // a mean, 421 for 427 for 6553x20480).
-        led_ = slots_ > 0 && text_.cluster > (row_.attrs->flag("center") ? 2 : 4) &&
-               kSumsRegisters / (128 * (text_.threads + kWarp)) == text_.resident;
+        // One more warp puts what there is one of for all of a row, and joins what leaves come to.
+        led_ = slots_ > 0 && text_.cluster > 2 && ceil_div(warps, 4) * 4 - warps >= kIdleSchedulers;
         const int64_t count = row_.attrs->flag("center") ? 2 : 1,        // sums of a row
             wait = sums_ * 64 * text_.threads,                           // bytes of a subtree
             shown = 4 * count * ceil_div(warps * text_.cluster, 4) * 4,  // of a row's leaves
