@@ -219,6 +219,7 @@ def families():
         "sums beside rows 8192": built(test_row_sums.norm, (640, 8192)),
         "sums beside rows 8192 rms": built(test_row_sums.norm, (640, 8192), center=False),
         "sums beside rows 16388": built(test_row_sums.norm, (513, 16388)),
+        "sums beside rows 33000": built(test_row_sums.norm, (513, 33000)),
         "losses 1000": built(test_cuda_rows.loss_of, 1000, 130),
         "losses weighted 768": built(test_cuda_losses.weighted, 768, 1100, by="all"),
         "losses weighted 8192": built(test_cuda_losses.weighted, 8192, 140, "float32"),

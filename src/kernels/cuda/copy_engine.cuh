@@ -29,6 +29,33 @@ __device__ __forceinline__ void wait_barrier_of_cluster(uint32_t barrier, uint32
         "r"(parity)
         : "memory");
 }
+/// The same two by all lanes of a warp, which go on together: else each shuffle behind it first
+/// asks if they do, and nothing is moved over it.
+__device__ __forceinline__ void wait_barrier_together(uint32_t barrier, uint32_t parity) {
+    uint32_t over;
+    do {
+        asm volatile(
+            "{\n.reg .pred done;\n"
+            "mbarrier.try_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+            "selp.u32 %0, 1, 0, done;\n}"
+            : "=r"(over)
+            : "r"(barrier), "r"(parity)
+            : "memory");
+    } while (__any_sync(0xffffffffu, !over));
+}
+__device__ __forceinline__ void wait_barrier_of_cluster_together(uint32_t barrier,
+                                                                 uint32_t parity) {
+    uint32_t over;
+    do {
+        asm volatile(
+            "{\n.reg .pred done;\n"
+            "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%1], %2;\n"
+            "selp.u32 %0, 1, 0, done;\n}"
+            : "=r"(over)
+            : "r"(barrier), "r"(parity)
+            : "memory");
+    } while (__any_sync(0xffffffffu, !over));
+}
 /// Whether the phase is over, asked before it is needed: the answer takes some time.
 __device__ __forceinline__ uint32_t is_over(uint32_t barrier, uint32_t parity) {
     uint32_t over;

@@ -276,6 +276,9 @@ __device__ __forceinline__ scalar::Constants held(const scalar::Constants& c) {
             held(c.tanh_last), held(c.inverse_pi), held(c.sin_last)};
 }
 
+/// x, of which all lanes of a warp have the same, as the compiler then knows.
+__device__ __forceinline__ uint32_t uniform(uint32_t x) { return __shfl_sync(0xffffffffu, x, 0); }
+
 /// V neighbours of 16 bits, two to a word.
 template <class E>
 constexpr bool is_16_bit = same_type<E, Half> || same_type<E, Brain>;

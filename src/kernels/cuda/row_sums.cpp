@@ -68,7 +68,11 @@ class RowSumsText {
         text_.body +=
             cat("    normalize_bwd_", blocks_ ? "block_" : "", "sums<float, ", team_, ", ",
                 row_.attrs->flag("center") ? "true" : "false", ", ", sums_, ", ", parts_, ", ",
-                text_.threads, ", ", stored_, behind_ ? ", true, " : ", false, ", slots_,
+                text_.threads - (led_ ? kWarp : 0), ", ", stored_,
+                behind_ ? ", true, " : ", false, ", slots_,
+                !blocks_ ? ""
+                : led_   ? ", true"
+                         : ", false",
                 ", @_0_Shape>(grid, parts, ", first, ".template ptr<uint32_t>(",
                 BlockLayout(group_.members[1]).tail, "), @_Make{block}, @_0_One1{",
                 member(0, layout), "}, @_0_Put{", member(0, layout), "}, @_Ends{block});\n}\n");
@@ -215,15 +219,15 @@ class RowSumsText {
         text_.threads = static_cast<int>(kWarp * warps);
         text_.resident = static_cast<int>(kSumsRegisters / ((wide() ? 255 : 128) * text_.threads));
         if (text_.resident < 1 || limits_.processors < text_.cluster) return false;
-        // With a mean, rows of two blocks come to registers as fast or faster (an H200 took 788 us
-        // for 16384x16384 either way, 570 for 576 for 16384x12288).
-        const bool slim = sums_ == 1 && !row_.attrs->flag("center");
-        slots_ = blocks_ && copies() && (text_.cluster > 2 || slim) ? kBlockSlots : 0;
+        slots_ = blocks_ && copies() ? kBlockSlots : 0;
         behind_ = narrow();
+        // One more warp puts what there is one of for all of a row, and joins what leaves come to.
+        led_ = slots_ > 0 && text_.cluster > 2 && ceil_div(warps, 4) * 4 - warps >= kIdleSchedulers;
         const int64_t count = row_.attrs->flag("center") ? 2 : 1,        // sums of a row
             wait = sums_ * 64 * text_.threads,                           // bytes of a subtree
             shown = 4 * count * ceil_div(warps * text_.cluster, 4) * 4,  // of a row's leaves
-            coming = warps * slots_ * kTreeLeaf * copied_size(),
+            coming = slots_ * warps * kTreeLeaf * copied_size() +
+                     (led_ ? slots_ * (8 * warps + 2 * beside_size()) + 8 : 0),
                       clusters = clustered_processors(limits_, text_.cluster) * text_.resident /
                                  text_.cluster;
         units_ = 0;
@@ -246,6 +250,7 @@ class RowSumsText {
             text_.shared = static_cast<uint32_t>(shared);
             text_.blocks = std::min(units, clusters) * text_.cluster;
         }
+        if (led_) text_.threads += kWarp;
         return best > 0;
     }
 
@@ -274,6 +279,15 @@ class RowSumsText {
             if (const View& view = op_.inputs[static_cast<size_t>(k)]; copied(view))
                 each += dtype_size(view.dtype);
         return each;
+    }
+    /// Bytes of what there is one of for all of a row, and of its scale.
+    int64_t beside_size() const {
+        int64_t each = 4;
+        for (int k : read())
+            if (const View& view = op_.inputs[static_cast<size_t>(k)];
+                !copied(view) && !same_for_all(view))
+                each += 8;
+        return ceil_div(each, 16) * 16;
     }
     /// Of a block's shared memory, for rows that come, warps' barriers, and what all rows have in
     /// common, of which a thread's share of a piece takes multiples of 16 bytes at most.
@@ -451,6 +465,7 @@ class RowSumsText {
     std::string team_;
     int64_t side_ = 4, parts_ = 1, units_ = 0;
     int64_t slots_ = 0;    // of rows that come to shared memory
+    bool led_ = false;     // by one more warp of a block
     bool blocks_ = false;  // of a cluster hold rows, by the kernel of wide ones
     bool behind_ = false;  // a row's gradient is made after the sums of the next
     KernelText text_;

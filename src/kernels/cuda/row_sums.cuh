@@ -228,7 +228,7 @@ struct RowTotals {
 /// What a block, or a cluster, takes next, the first that no other has taken. A thread asks for it,
 /// of a cluster's first block, tells all once it knows, and all go on meanwhile. It tells when all
 /// have the one before.
-template <int Blocks>
+template <int Blocks, int Asker = 0>
 struct Taken {
     uint32_t (&shared)[4];
     uint32_t place, turn = 0, answer = 0;
@@ -237,10 +237,10 @@ struct Taken {
         if (threadIdx.x == 0) init_barrier(place + 8, 1);
     }
     __device__ __forceinline__ void ask(uint32_t* counter) {
-        if (threadIdx.x == 0 && blockIdx.x % Blocks == 0) answer = atomicAdd(counter, 1u);
+        if (threadIdx.x == Asker && blockIdx.x % Blocks == 0) answer = atomicAdd(counter, 1u);
     }
     __device__ __forceinline__ void tell() {
-        if (threadIdx.x != 0) return;
+        if (threadIdx.x != Asker) return;
         if constexpr (Blocks == 1) {
             shared[0] = answer;
             arrive_at<1>(place + 8, 0);
@@ -255,7 +255,7 @@ struct Taken {
         if constexpr (Blocks == 1)
             wait_barrier(place + 8, turn++ % 2);
         else
-            wait_barrier_of_cluster(place + 8, turn++ % 2);
+            wait_barrier_of_cluster_together(place + 8, turn++ % 2);
         return int(shared[0]);
     }
 };

@@ -30,13 +30,13 @@ struct LeavesToRegisters {
         each_piece<Row>([&](int k, int i) { next[k] = row.template across<V, Together>(i); });
     }
     __device__ __forceinline__ void ask_beside(const Made&) {}
-    __device__ __forceinline__ void wait() const {}
+    __device__ __forceinline__ void wait(uint32_t) const {}
     /// body(k, what piece k is made from)
     template <class Body>
     __device__ __forceinline__ void each(const Made&, uint32_t, const Body& body) const {
         each_piece<Row>([&](int k, int) { body(k, next[k]); });
     }
-    __device__ __forceinline__ void done() const {}
+    __device__ __forceinline__ void done(uint32_t) const {}
 };
 
 /// The next rows, `Slots` of them, in shared memory, where each warp has its own leaf of them. What
@@ -79,7 +79,7 @@ struct LeavesToShared {
     }
     /// Of the row behind the current one.
     __device__ __forceinline__ void ask_beside(const Made& row) { next = row.beside(); }
-    __device__ __forceinline__ void wait() {
+    __device__ __forceinline__ void wait(uint32_t) {
         beside = next;
         wait_copies<Slots - 1>();
         __syncwarp();  // what other lanes have copied, too
@@ -92,7 +92,7 @@ struct LeavesToShared {
                         [&](int size, int before) { return at(from, k, size, before); }, beside));
         });
     }
-    __device__ __forceinline__ void done() const { __syncwarp(); }
+    __device__ __forceinline__ void done(uint32_t) const { __syncwarp(); }
 
   private:
     __device__ __forceinline__ char* at(char* from, int k, int size, int before) const {
@@ -107,6 +107,76 @@ struct LeavesToShared {
             if (Row::has(begin + (16 * lane + 512 * k) / size))
                 copy_async<16>(to + 512 * k, x + 512 * k);
     }
+};
+
+/// The same, of rows that begin at multiples of 16 bytes: each warp has the copy engine bring its
+/// own leaf of them. One more warp of the block puts what there is one of for all of a row.
+template <class A, class Team, class Made, int N, int Slots>
+struct LeavesByEngine {
+    typedef typename Team::Row Row;
+    static constexpr int ahead = Slots, V = Row::side, span = int(kTreeLeaf),
+                         slot = span * Made::copied, places = 2 * Slots;
+    static_assert(slot % 16 == 0 && Row::turns == 1 && V == 4);
+    typedef typename Made::template Some<V> Some;
+    struct alignas(16) Beside {
+        typename Made::Beside beside;
+        A scale;
+    };
+    __device__ __forceinline__ static constexpr int bytes(int threads) {
+        return (threads / 32 * Slots * (slot + 8) + places * int(sizeof(Beside)) + 15) / 16 * 16;
+    }
+    char* const slots;
+    Beside* const besides;
+    const uint32_t barriers;  // of this warp's slots
+    const int own;            // where this lane's elements of a slot begin
+    const int begin, count;   // of the leaf's elements
+
+    __device__ __forceinline__ explicit LeavesByEngine(char* shared)
+        : slots(shared + int(uniform(threadIdx.x / 32)) * Slots * slot),
+          besides(reinterpret_cast<Beside*>(shared + Row::own * Slots * slot)),
+          barriers(shared_address(besides + places) + int(uniform(threadIdx.x / 32)) * Slots * 8),
+          own(V * int(held(threadIdx.x % 32))),
+          begin(int(uniform(uint32_t(Row::leaf_of(0) * span)))),
+          count(N - begin > span ? span
+                : N - begin > 0  ? N - begin
+                                 : 0) {
+        if (threadIdx.x % 32 == 0 && int(threadIdx.x) < 32 * Row::own)
+            for (int s = 0; s < Slots; s++) init_barrier(barriers + 8 * s, 1);
+    }
+    /// For the `number`-th row, whose slot all of the warp are done with, if it is `there`.
+    __device__ __forceinline__ void ask(const Made& row, uint32_t number, bool there) const {
+        if (!there || count == 0 || !elected()) return;
+        const uint32_t at = number % Slots, barrier = barriers + 8 * at;
+        arrive_expecting(barrier, count * Made::copied);
+        row.each_copied([&](const void* x, int size, int before) {
+            copy_kept_bytes(shared_address(slots + at * slot + before * span),
+                            static_cast<const char*>(x) + begin * size, count * size, barrier);
+        });
+    }
+    /// By the one more warp, of the same row: all others are done with the one `places` before it.
+    __device__ __forceinline__ void put_beside(const Beside& beside, uint32_t number) const {
+        if (elected()) besides[number % places] = beside;
+        __syncwarp();
+    }
+    __device__ __forceinline__ void wait(uint32_t number) const {
+        if (count > 0) wait_barrier_together(barriers + number % Slots * 8, number / Slots % 2);
+    }
+    __device__ __forceinline__ A scale(uint32_t number) const {
+        return besides[number % places].scale;
+    }
+    template <class Body>
+    __device__ __forceinline__ void each(const Made& row, uint32_t number, const Body& body) const {
+        const char* const from = slots + number % Slots * slot;
+        const typename Made::Beside beside = besides[number % places].beside;
+        every_piece<Row>([&](int k, int) {
+            body(k, row.template with<V>(
+                        [&](int size, int before) {
+                            return from + before * span + (own + k * int(kTreeLanes)) * size;
+                        },
+                        beside));
+        });
+    }
+    __device__ __forceinline__ void done(uint32_t) const { __syncwarp(); }
 };
 
 /// As ColumnSums, of the columns of a leaf.
@@ -163,10 +233,10 @@ struct LeafSums {
 
 /// The sums of a row that its gradient takes, over N elements each: of g, where `Center`, and of
 /// g v. Warps show all blocks what their leaves come to, and go on to the next row; in each block
-/// the warp whose turn it is joins these and tells the others. Four rows in turn have barriers and
-/// places of their own, since who asks for row r may be while others are at r + 2, and what these
-/// send comes in any order. Every warp shows something of each row, if it has a leaf of it or not:
-/// where all of row r + 2 is there, all warps have what they asked of row r.
+/// the warp whose turn it is, or one more, joins these and tells the others. Four rows in turn have
+/// barriers and places of their own, since who asks for row r may be while others are at r + 2, and
+/// what these send comes in any order. Every warp shows something of each row, if it has a leaf of
+/// it or not: where all of row r + 2 is there, all warps have what they asked of row r.
 template <class A, class Team, bool Center, int64_t N>
 struct LeafTotals {
     typedef typename Team::Row Row;
@@ -195,7 +265,7 @@ struct LeafTotals {
           place0(held(shared_address(from))),
           barriers(place0 + 4 * (told + 2 * places)),
           own(held(place_of(Row::leaf_of(0)))),
-          turn(int(threadIdx.x / 32)) {
+          turn(int(uniform(threadIdx.x / 32))) {
         static_assert(Row::turns == 1 && sizeof(A) == 4 && Team::blocks > 1);
         if (thread == 0)
             for (int k = 0; k < 2 * places; k++) init_barrier(barriers + 8 * k, 1);
@@ -236,11 +306,15 @@ struct LeafTotals {
         if (thread == 0) arrive_expecting(barrier(number), 4 * count * shown);
     }
     /// Once for each row, before get(): what it comes to, if it is this warp's turn.
-    __device__ __forceinline__ void join(uint32_t number) {
+    __device__ __forceinline__ void join_in_turn(uint32_t number) {
         if (turn-- > 0) return;
         turn = warps - 1;
+        join(number);
+    }
+    /// The same by whoever does that for all rows.
+    __device__ __forceinline__ void join(uint32_t number) const {
         // What was shown lies in shared memory, which an acquire of the block's scope orders.
-        wait_barrier(barrier(number), number / places % 2);
+        wait_barrier_together(barrier(number), number / places % 2);
         const Both* const here = reinterpret_cast<const Both*>(shared) + number % places * room;
         const int lane = thread % 32;
         A of[count][near];
@@ -272,27 +346,33 @@ struct LeafTotals {
     }
     /// Those sums over N.
     __device__ __forceinline__ Both get(uint32_t number) const {
-        wait_barrier(known(number), number / places % 2);
+        wait_barrier_together(known(number), number / places % 2);
         return total(number);
     }
 };
 
 /// normalize_bwd_sums of rows that clusters hold, where V neighbours may move together, or may not.
 template <class A, class Team, bool Center, int Sums, int Parts, int Threads, class E, bool Behind,
-          int Slots, bool Together, class Shape, class Make, class Rstd, class Put, class Ends>
+          int Slots, bool Led, bool Together, class Shape, class Make, class Rstd, class Put,
+          class Ends>
 __device__ __forceinline__ void normalize_bwd_blocks(const Grid& grid, A* const (&parts)[Sums],
                                                      uint32_t* counters, Make make, Rstd rstd,
                                                      Put put, Ends ends) {
     typedef typename Team::Row Row;
     constexpr int V = Row::side, n = int(Shape::n);
     typedef decltype(make(0)) Made;
-    typedef typename OneOf<(Slots > 0), LeavesToShared<Team, Made, Slots, Together>,
-                           LeavesToRegisters<Team, Made, Together>>::type Coming;
+    // One more warp of the block, if `Led`, brings rows and joins what leaves come to, where rows
+    // begin so that the copy engine may bring them.
+    constexpr bool led = Led && Together;
+    typedef
+        typename OneOf<led, LeavesByEngine<A, Team, Made, n, Slots>,
+                       typename OneOf<(Slots > 0), LeavesToShared<Team, Made, Slots, Together>,
+                                      LeavesToRegisters<Team, Made, Together>>::type>::type Coming;
     constexpr int leaves = int((Shape::rows + kTreeLeaf - 1) / kTreeLeaf), units = leaves * Parts,
                   ahead = Coming::ahead;
     typedef LanesOf<Parts> Lanes;
     typedef LeafTotals<A, Team, Center, Shape::n> Totals;
-    static_assert(Lanes::count > 1 && ahead <= 4 && V == 4);
+    static_assert(Lanes::count > 1 && ahead <= 4 && V == 4 && (!led || Behind));
     constexpr bool even = Shape::rows % kTreeLeaf == 0;
     typedef typename RowNumber<(Shape::rows < (1 << 30))>::type Number;
     extern __shared__ __align__(16) char bytes[];
@@ -300,9 +380,10 @@ __device__ __forceinline__ void normalize_bwd_blocks(const Grid& grid, A* const 
     Coming coming(bytes + Totals::words * int(sizeof(A)));
     A* const held = reinterpret_cast<A*>(bytes + Coming::bytes(Threads)) + Totals::words;
     typename Made::template Same<V> same[Row::lines];
-    each_piece<Row>([&](int k, int i) { same[k] = make(0).template alike<V, Together>(i); });
+    if (!Led || int(threadIdx.x) < Threads)
+        each_piece<Row>([&](int k, int i) { same[k] = make(0).template alike<V, Together>(i); });
     Team team{reinterpret_cast<A*>(bytes)};
-    Taken<Team::blocks> taken(place);
+    Taken<Team::blocks, led ? Threads : 0> taken(place);
     Totals totals(reinterpret_cast<A*>(bytes));
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     meet_cluster();
@@ -315,9 +396,11 @@ __device__ __forceinline__ void normalize_bwd_blocks(const Grid& grid, A* const 
     A next_scale = A(0);
     const uint32_t zero = aicf::held(own_zero());
     const auto load_beside = [&](Number r) {
-        r = kept(r) + zero;
-        coming.ask_beside(make(r));
-        next_scale = rstd(r);
+        if constexpr (!led) {
+            r = kept(r) + zero;
+            coming.ask_beside(make(r));
+            next_scale = rstd(r);
+        }
     };
     struct Begun {
         StoredRow<E, Row> v, g;
@@ -337,7 +420,8 @@ __device__ __forceinline__ void normalize_bwd_blocks(const Grid& grid, A* const 
         return all;
     };
     // Behind the row's end nothing is added to either sum.
-    const bool beyond = !Row::whole && (Row::leaf_of(0) + 1) * int(kTreeLeaf) > n;
+    const bool beyond =
+        !Row::whole && int(uniform(uint32_t(Row::leaf_of(0) + 1))) * int(kTreeLeaf) > n;
     const auto end_row = [](Begun& row) {
 #pragma unroll
         for (int k = 0; k < Row::lines; k++)
@@ -362,13 +446,39 @@ __device__ __forceinline__ void normalize_bwd_blocks(const Grid& grid, A* const 
     // All units are taken by the counter: none waits for a cluster that has not begun.
     taken.ask(counters);
     taken.tell();
-    int unit = taken.next();
+    int unit = int(uniform(uint32_t(taken.next())));
     Number next = 0;  // the first row of the lane behind this one
+    if (Led && int(uniform(threadIdx.x / 32)) == Threads / 32) {
+        if constexpr (led) {
+            uint32_t number = 0;
+            while (unit < units) {
+#pragma unroll 1
+                for (int i = 0; i < Lanes::count; i++) {
+                    if (i == 0) taken.ask(counters);
+#pragma unroll 1
+                    for (int j = 0; j < 4; j++, number++) {
+                        const Number r =
+                            kept(first_of(unit) + Lanes::row(4 * i) + int(kTreeLanes) * j) + zero;
+                        coming.put_beside({make(r).beside(), rstd(r)}, number);
+                        // Others come to the row once they know the sums of the one `ahead` before
+                        // it, which are told behind this, or, to the first ones, once all meet.
+                        if (number == ahead - 1) sync_some<2, Threads + 32>();
+                        if (number >= ahead) totals.join(number - ahead);
+                    }
+                    if (i == 0) taken.tell();
+                }
+                unit = int(uniform(uint32_t(taken.next())));
+            }
+            for (int k = ahead; k > 0 && number > 0; k--) totals.join(number - k);
+        }
+        unit = units;
+    }
     if (unit < units) {
         next = first_of(unit);
 #pragma unroll
         for (int k = 0; k < ahead; k++) coming.ask(make(kept(next + int(kTreeLanes) * k)), k, true);
         load_beside(next);
+        if constexpr (led) sync_some<2, Threads + 32>();
     }
     uint32_t turn = 0;  // of rows, four at a time
     while (unit < units) {
@@ -377,16 +487,16 @@ __device__ __forceinline__ void normalize_bwd_blocks(const Grid& grid, A* const 
 #pragma unroll 1
         for (int i = 0; i < Lanes::count; i++, turn++) {
             const Number base = next;
-            if (i == 0) taken.ask(counters);
+            if (!led && i == 0) taken.ask(counters);
             if (i + 1 == Lanes::count) {
-                unit = taken.next();
+                unit = int(uniform(uint32_t(taken.next())));
                 if (unit < units) next = first_of(unit);
             } else {
                 next = first_of(current) + Lanes::row(4 * (i + 1));
             }
             const bool more = unit < units;
             sums.clear();
-#pragma unroll 1
+#pragma unroll(led ? 2 : 1)
             for (int j = 0; j < 4; j++) {
                 const uint32_t number = 4 * turn + j;
                 const Made row = make(0);
@@ -394,7 +504,7 @@ __device__ __forceinline__ void normalize_bwd_blocks(const Grid& grid, A* const 
                 now.r = base + int(kTreeLanes) * j;
                 const bool there = exists(now.r);
                 const bool first_row = j == 0 && turn == 0;
-                coming.wait();
+                coming.wait(number);
                 coming.each(row, number, [&](int k, const typename Coming::Some& some) {
                     A t[Sums][V];
                     row.open(some, same[k], now.v.piece[k], now.g.piece[k], t);
@@ -406,8 +516,11 @@ __device__ __forceinline__ void normalize_bwd_blocks(const Grid& grid, A* const 
                             if (there) sum = sum + t[s][c];
                         }
                 });
-                now.scale = next_scale;
-                coming.done();
+                if constexpr (led)
+                    now.scale = coming.scale(number);
+                else
+                    now.scale = next_scale;
+                coming.done(number);
                 if (beyond) end_row(now);
                 const auto behind = [&](int k) {
                     return j + k < 4 ? base + int(kTreeLanes) * (j + k)
@@ -415,17 +528,17 @@ __device__ __forceinline__ void normalize_bwd_blocks(const Grid& grid, A* const 
                 };
                 coming.ask(make(kept(behind(ahead))), number + ahead, j + ahead < 4 || more);
                 load_beside(behind(1));
-                if (Behind && !first_row) totals.join(number - 1);
+                if (!led && Behind && !first_row) totals.join_in_turn(number - 1);
                 totals.show(team, opened(now.v), opened(now.g), number);
                 if constexpr (Behind) {
                     if (!first_row) finish(before, number - 1);
                     before = now;
                 } else {
-                    totals.join(number);
+                    if (!led) totals.join_in_turn(number);
                     finish(now, number);
                 }
             }
-            if (i == 0) taken.tell();
+            if (!led && i == 0) taken.tell();
             if (i + 1 < Lanes::count) sums.carry(held, i);
         }
 #pragma unroll
@@ -434,11 +547,11 @@ __device__ __forceinline__ void normalize_bwd_blocks(const Grid& grid, A* const 
             int64_t((leaves - 1 - current / Parts) * Parts + reversed<Parts>(current % Parts)) * n;
 #pragma unroll
         for (int s = 0; s < Sums; s++) sums.put(parts[s] + to, s);
-        __syncthreads();
+        sync_some<1, Threads>();
         if (threadIdx.x == 0) add_release(counters + 1, 1u);
     }
     if (Behind && turn > 0) {
-        totals.join(4 * turn - 1);
+        if (!led) totals.join_in_turn(4 * turn - 1);
         finish(before, 4 * turn - 1);
     }
     sync_cluster();  // none is gone while others send to it
@@ -447,7 +560,7 @@ __device__ __forceinline__ void normalize_bwd_blocks(const Grid& grid, A* const 
 
 /// normalize_bwd_sums of rows that clusters hold.
 template <class A, class Team, bool Center, int Sums, int Parts, int Threads, class E, bool Behind,
-          int Slots, class Shape, class Make, class Rstd, class Put, class Ends>
+          int Slots, bool Led, class Shape, class Make, class Rstd, class Put, class Ends>
 __device__ __forceinline__ void normalize_bwd_block_sums(const Grid& grid, A* const (&parts)[Sums],
                                                          uint32_t* counters, Make make, Rstd rstd,
                                                          Put put, Ends ends) {
@@ -459,11 +572,11 @@ __device__ __forceinline__ void normalize_bwd_block_sums(const Grid& grid, A* co
             together = together && reinterpret_cast<uint64_t>(x) % 16 == 0;
         });
     if (together)
-        normalize_bwd_blocks<A, Team, Center, Sums, Parts, Threads, E, Behind, Slots, true, Shape>(
-            grid, parts, counters, make, rstd, put, ends);
+        normalize_bwd_blocks<A, Team, Center, Sums, Parts, Threads, E, Behind, Slots, Led, true,
+                             Shape>(grid, parts, counters, make, rstd, put, ends);
     else
-        normalize_bwd_blocks<A, Team, Center, Sums, Parts, Threads, E, Behind, Slots, false, Shape>(
-            grid, parts, counters, make, rstd, put, ends);
+        normalize_bwd_blocks<A, Team, Center, Sums, Parts, Threads, E, Behind, Slots, Led, false,
+                             Shape>(grid, parts, counters, make, rstd, put, ends);
 }
 
 }  // namespace aicf

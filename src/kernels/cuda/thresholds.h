@@ -104,8 +104,10 @@ constexpr int64_t kBriefWarps = 4, kBriefRows = 3;
 constexpr int64_t kSumsTerms = 32, kSumsLeaves = 128, kSumsWork = 1 << 20;
 constexpr int64_t kBlockLeaves = 8, kPairLeaves = 32, kQuadLeaves = 64;
 // Of rows that clusters hold, those that come to shared memory; of clusters of four and eight
-// blocks, units of work of each at least.
-constexpr int64_t kBlockSlots = 2, kClusterUnits = 8;
+// blocks, units of work of each at least; of a processor's four schedulers those that have a warp
+// less than another, at least, where one more warp gains (4096x50304, of 13 warps, took an H200
+// 624 us for 674, 4096x49152, of 12, 595 for 574, 3276x61440, of 15, 638 for 639).
+constexpr int64_t kBlockSlots = 2, kClusterUnits = 8, kIdleSchedulers = 2;
 // Of those whose rows a warp takes, or a part of one, and which come to shared memory: elements of
 // a thread up to which 16 warps of a processor have the registers; rows of a team at most, and
 // bytes of a processor, that are on their way (96 KB of 16384x768 took 42.5 us for the 41.6 of 48
