@@ -44,7 +44,7 @@ AICF_HD float near_reciprocal(float d) {
     return y;
 }
 // sqrt(x) for x = 0 and from 2^-101 on, and a/d for a = +0 and of 2^-96 to 2^60, d of 2^-64 to
-// 2^30: the steps of __fsqrt_rn and __fdiv_rn without theirs.
+// 2^30, or a of up to 2^100, d of 1/2 to 2: the steps of __fsqrt_rn and __fdiv_rn without theirs.
 AICF_HD float plain_sqrt(float x) {
     float r;
     asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));

@@ -72,7 +72,7 @@ struct RowExps16 {
     AICF_HD float near(float x) const { return exp_by_shift(x, shift); }
     AICF_HD static bool has_near(float most) { return abs(most) <= kLarge; }
     // A sum of exponentials with M = 0, with that of `most`.
-    AICF_HD static float sum_by(float most, float sum) {
+    AICF_HD static float scaled_sum(float most, float sum) {
         return from_bits(bits(sum) + ((bits(shift_of(most)) - bits(kMagic)) << 23));
     }
     AICF_HD static float log_sum(float most, float sum) {

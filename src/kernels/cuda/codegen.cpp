@@ -53,6 +53,10 @@ const char* wide_type(DType dtype) {
     return dtype == DType::f16 || dtype == DType::bf16 ? "float" : cuda_type(dtype);
 }
 
+std::string exps_type(DType dtype) {
+    return is_16_bit(dtype) ? "scalar::RowExps16" : cat("scalar::RowExps<", wide_type(dtype), ">");
+}
+
 const char* raw_type(DType dtype) {
     switch (dtype_size(dtype)) {
         case 1:

@@ -142,6 +142,8 @@ const char* cuda_type(DType dtype);  // as stored: "float", "Half", ...
 const char* wide_type(DType dtype);
 const char* sum_type(DType dtype);  // as computed: "float" for 16-bit types
 const char* raw_type(DType dtype);  // same size, no meaning
+/// The exponentials of softmax.h of rows of such elements.
+std::string exps_type(DType dtype);
 
 /// A struct named `name` with `at(i)`: the offset of element i of a shape in row-major order.
 std::string place_struct(const std::string& name, const Dims& shape, const Dims& strides);

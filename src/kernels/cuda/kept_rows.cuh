@@ -4,7 +4,7 @@
 // multiple of 4; neighbours lie side by side in what is read and written.
 #pragma once
 
-#include "nn.cuh"
+#include "losses.cuh"
 #include "row_clusters.cuh"
 
 namespace aicf {
@@ -67,7 +67,7 @@ struct KeptTeam {
 };
 
 /// What a block keeps of a row of N whose fours are stored as `Four`.
-template <class A, class Team, int N, class Four>
+template <class A, class Team, int N, class Four, class Exps>
 struct KeptRows {
     static constexpr int Warps = Team::warps, Blocks = Team::blocks;
     static constexpr int leaves = (N + int(kTreeLeaf) - 1) / int(kTreeLeaf),
@@ -216,8 +216,8 @@ struct KeptRows {
                     b = scalar::from_bits(all.word & 0xffff0000u);
             furthest = below(a < b ? a : b, most);
         }
-        if (is_near<scalar::RowExps16>(furthest, most)) {
-            const auto exps = scalar::RowExps16::of(most);
+        if (is_near<Exps>(furthest, most)) {
+            const auto exps = Exps::of(most);
             each_of(turn, [&](int, int line) {
 #pragma unroll
                 for (int c = 0; c < 4; c++) v[line][c] = exps.near(v[line][c]);
@@ -226,8 +226,7 @@ struct KeptRows {
             low |= 1u << turn;
             each_of(turn, [&](int, int line) {
 #pragma unroll
-                for (int c = 0; c < 4; c++)
-                    v[line][c] = exp_below<scalar::RowExps16>(v[line][c], most);
+                for (int c = 0; c < 4; c++) v[line][c] = exp_below<Exps>(v[line][c], most);
             });
         }
 #pragma unroll
@@ -247,16 +246,18 @@ struct KeptRows {
 template <class A, class Team, class Shape, class Make>
 struct KeptOf {
     typedef decltype(static_cast<Make*>(nullptr)->operator()(0)) Row;
-    typedef KeptRows<A, Team, int(Shape::n), typename Row::template Some<4>> Rows;
+    typedef KeptRows<A, Team, int(Shape::n), typename Row::template Some<4>, typename Shape::Exps>
+        Rows;
 };
-/// begin(r, row), and, once what it is to the row is known, end(kept, r, most, sum, begun) for the
-/// rows of a cluster. By a counter it begins with two rows of its own, and with each it asks for
-/// the one after the next, so that the counter is asked once for each row. The largest element of
-/// the next row is told while the sums of this one are on their way.
+/// begin(r, row, number), and, once what it is to the row is known, end(kept, r, most, sum, begun)
+/// for the rows of a cluster. By a counter it begins with two rows of its own, and with each it
+/// asks for the one after the next, so that the counter is asked once for each row. The largest
+/// element of the next row is told while the sums of this one are on their way.
 template <class A, class Team, bool Masked, class Shape, class Make, class Begin, class End,
           class Order>
-__device__ __forceinline__ void each_kept(const Grid& grid, const Make& make, const Begin& begin,
-                                          const End& end, const Order& order) {
+__device__ __forceinline__ uint32_t each_kept(const Grid& grid, const Make& make,
+                                              const Begin& begin, const End& end,
+                                              const Order& order) {
     typedef typename RowNumber<(Shape::rows < (1 << 30))>::type Number;
     extern __shared__ __align__(16) char bytes[];
     typename KeptOf<A, Team, Shape, Make>::Rows kept(bytes);
@@ -274,7 +275,7 @@ __device__ __forceinline__ void each_kept(const Grid& grid, const Make& make, co
         here = after < rows && next.template together<4>();
         if constexpr (Order::counts)
             if (kept.leads()) kept.ticket = atomicAdd(order.counter, 1u);
-        const auto begun = begin(r, row);
+        const auto begun = begin(r, row, kept.number);
         A most = kept.most();
         if constexpr (Masked) most = scalar::masked_most(most);
         kept.tell_sums(row, most, next, here);
@@ -287,6 +288,7 @@ __device__ __forceinline__ void each_kept(const Grid& grid, const Make& make, co
         r = after;
         after = Order::counts ? 2 * step + Number(kept.told_ticket()) : after + step;
     }
+    return kept.number;
 }
 
 template <bool Together, class Kept, class Out, class A>
@@ -308,18 +310,27 @@ __device__ __forceinline__ void cross_entropy_kept(const Grid& grid, Make make, 
                                                    A scale, Order order) {
     typedef KeptOf<A, Team, Shape, Make> Of;
     typedef typename Of::Row Row;
-    A of_label = A(0);
-    const auto element = [&](int64_t) { return of_label; };
-    LaneLosses<A, Shape, decltype(element), Loss, Most, Sum> losses(element, loss, set_most,
-                                                                    set_sum);
-    const auto makes = [&] {  // the loss of the row at hand
-        return Of::Rows::warp() == 0 && int(threadIdx.x % 32) == losses.turn;
+    // What the first warp's lanes make losses of, together: of registers there are few.
+    struct OwnLoss {
+        LossParts<A> parts;
+        A of_label;
+        uint32_t row;
     };
-    const auto begin = [&](int64_t r, const Row&) {
+    __shared__ OwnLoss losses[32];
+    OwnLoss& own = losses[threadIdx.x % 32];
+    const auto makes = [](uint32_t number) {
+        return Of::Rows::warp() == 0 && threadIdx.x % 32 == number % 32;
+    };
+    const auto store = [&](uint32_t count) {
+        if (Of::Rows::warp() == 0 && threadIdx.x % 32 < count)
+            store_loss<A, typename Shape::Exps>(own.parts, own.row, own.of_label, loss, set_most,
+                                                set_sum);
+    };
+    const auto begin = [&](int64_t r, const Row&, uint32_t number) {
         const int64_t named = labels(r);
         const int label = named >= 0 && named < Shape::n ? int(named) : -1;
         // Read before its gradient takes its place.
-        if (makes()) of_label = element_of_label<A, Shape>(make, r, label);
+        if (makes(number)) own.of_label = element_of_label<A, Shape>(make, r, label);
         return label;
     };
     const auto end = [&](typename Of::Rows& kept, int64_t r, A most, A sum, int label) {
@@ -336,11 +347,13 @@ __device__ __forceinline__ void cross_entropy_kept(const Grid& grid, Make make, 
             put_shares<true>(kept, out, share);
         else
             put_shares<false>(kept, out, share);
-        if (makes()) losses.take(r, {most, sum});
-        losses.next(32);
+        if (makes(kept.number)) {
+            own.parts = {most, sum};
+            own.row = uint32_t(r);
+        }
+        if (kept.number % 32 == 31) store(32);
     };
-    each_kept<A, Team, false, Shape>(grid, make, begin, end, order);
-    losses.store();
+    store(each_kept<A, Team, false, Shape>(grid, make, begin, end, order) % 32);
 }
 
 /// Near: what kept.low says of the turn.
@@ -378,7 +391,7 @@ template <class A, class Team, bool Masked, class Shape, class Make, class Put, 
 __device__ __forceinline__ void softmax_kept(const Grid& grid, Make make, Put put, Order order) {
     typedef KeptOf<A, Team, Shape, Make> Of;
     typedef typename Of::Row Row;
-    const auto begin = [](int64_t, const Row&) { return 0; };
+    const auto begin = [](int64_t, const Row&, uint32_t) { return 0; };
     const auto end = [&](typename Of::Rows& kept, int64_t r, A, A sum, int) {
         const auto out = put(r);
         if (out.template together<4>())

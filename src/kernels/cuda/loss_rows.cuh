@@ -109,7 +109,7 @@ struct BlockLosses {
         if (int(threadIdx.x) / 32 == own.turn % Warps) {
             const A largest = most(), sum = join_leaves<SumOf<A>, Leaves>(own_sums());
             if (int(threadIdx.x % 32) == own.turn / Warps)
-                own.take(r, {largest, small ? scalar::RowExps16::sum_by(largest, sum)
+                own.take(r, {largest, small ? scalar::RowExps16::scaled_sum(largest, sum)
                                             : scalar::row_sum(largest, sum)});
         }
         side ^= 1;
@@ -242,23 +242,29 @@ struct OwnPieces {
 
 /// What the exponentials of each leaf come to of a row of N elements in memory, a leaf of each of a
 /// block's warps at a time.
+/// `together`: fours of elements may move so.
 template <class A, int N, int Warps, class E>
-__device__ __noinline__ void sums_again(const E* row, A most, A* sums) {
+__device__ __noinline__ void sums_again(const E* row, bool together, A most, A* sums) {
     const auto exps = scalar::RowExps16::of(most);
 #pragma unroll 1
     for (int leaf = threadIdx.x / 32; leaf < (N + int(kTreeLeaf) - 1) / int(kTreeLeaf);
          leaf += Warps) {
+        const int first = leaf * int(kTreeLeaf) + 4 * int(threadIdx.x % 32);
+        Words<E, 4> x[4];
         A s[4];
 #pragma unroll
-        for (int c = 0; c < 4; c++) s[c] = SumOf<A>::missing();
-#pragma unroll 1
-        for (int line = 0; line < 4; line++) {
-            const int i =
-                leaf * int(kTreeLeaf) + line * int(kTreeLanes) + 4 * int(threadIdx.x % 32);
-            if (i >= N) break;
+        for (int line = 0; line < 4; line++)
+            if (const int i = first + line * int(kTreeLanes); i < N)
+                x[line].load(row + i, 4, together);
 #pragma unroll
-            for (int c = 0; c < 4; c++)
-                s[c] = SumOf<A>::join(s[c], exps(static_cast<A>(widen(row[i + c]))));
+        for (int c = 0; c < 4; c++) s[c] = SumOf<A>::missing();
+#pragma unroll
+        for (int line = 0; line < 4; line++) {
+            if (first + line * int(kTreeLanes) >= N) break;
+            A v[4];
+            x[line].open(v);
+#pragma unroll
+            for (int c = 0; c < 4; c++) s[c] = SumOf<A>::join(s[c], exps(v[c]));
         }
         __syncwarp();
         const A sum = join_lanes<SumOf<A>, 32>(s);
@@ -314,7 +320,7 @@ __device__ __forceinline__ void cross_entropy_filled(const Grid& grid, Make make
         });
         const bool small = losses.are_small(seen, ticket);
         if (!small) {
-            sums_again<A, n, Warps>(row, losses.most(), losses.own_sums());
+            sums_again<A, n, Warps>(row, together, losses.most(), losses.own_sums());
             __syncthreads();
         }
         losses.end_row(r, small);
@@ -362,8 +368,8 @@ struct HeldWords {
             most = Extremes<E>::largest_of(largest_of_lanes<Team::lanes>(seen.most));
         leaf_sums(small ? A(0) : most, small || seen.are_near(most), v, done);
         const A sum = Team::template of_turns<SumOf<A>>(v);
-        return {most,
-                Kept && small ? scalar::RowExps16::sum_by(most, sum) : scalar::row_sum(most, sum)};
+        return {most, Kept && small ? scalar::RowExps16::scaled_sum(most, sum)
+                                    : scalar::row_sum(most, sum)};
     }
 
   private:

@@ -45,12 +45,13 @@ class RowText {
     }
 
     KernelText text() {
-        text_.includes = {alone_ && (filled_.warps || ahead_) ? "loss_rows.cuh"
-                          : filled_.warps                     ? "filled_rows.cuh"
-                          : kept_.warps                       ? "kept_rows.cuh"
-                          : team_.tells                       ? "told_rows.cuh"
-                          : team_.slots                       ? "copied_rows.cuh"
-                                                              : "nn.cuh"};
+        text_.includes = {alone_ && (filled_.warps || ahead_)  ? "loss_rows.cuh"
+                          : filled_.warps                      ? "filled_rows.cuh"
+                          : kept_.warps                        ? "kept_rows.cuh"
+                          : team_.tells                        ? "told_rows.cuh"
+                          : team_.slots                        ? "copied_rows.cuh"
+                          : name_.starts_with("cross_entropy") ? "losses.cuh"
+                                                               : "nn.cuh"};
         text_.name = cat(kernel_stem(op_), "_", dtype_abbrev(row_.x->dtype));
         operands();
         put();
@@ -192,10 +193,10 @@ class RowText {
     std::string many() const {
         if (norm_ || name_.ends_with("_bwd")) return "";
         const bool set = rows_ * row_.n >= kManyTerms * limits_.processors;
-        return cat("    static constexpr bool many = ", set ? "true" : "false", ";\n",
-                   "    static constexpr bool narrow = ",
-                   row_.x->dtype == DType::bf16 ? "true" : "false", ";\n    typedef scalar::",
-                   is_16_bit(row_.x->dtype) ? "RowExps16" : cat("RowExps<", a_, ">"), " Exps;\n");
+        return cat(
+            "    static constexpr bool many = ", set ? "true" : "false", ";\n",
+            "    static constexpr bool narrow = ", row_.x->dtype == DType::bf16 ? "true" : "false",
+            ";\n    typedef ", exps_type(row_.x->dtype), " Exps;\n");
     }
 
     /// The input whose elements of 16 bits a block keeps for those of an operand, which they hold,

@@ -129,7 +129,8 @@ class TailText {
                "    static constexpr bool back = " + (back_ ? "true" : "false") +
                ", tensor = " + (tensor() ? "true" : "false") + ";\n    typedef " +
                rounded_type(math(), op_.inputs[0].dtype) + " As;\n    typedef " +
-               rounded_type(back_math(), op_.inputs[0].dtype) + " BackAs;\n";
+               rounded_type(back_math(), op_.inputs[0].dtype) + " BackAs;\n    typedef " +
+               exps_type(op_.operand(loss().inputs[0]).dtype) + " Exps;\n";
     }
     /// An element of the logits, of the product's sum and what else it is made of.
     std::string logit() const {

@@ -4,8 +4,8 @@
 // done with an element of each product.
 #pragma once
 
+#include "losses.cuh"
 #include "mma.cuh"
-#include "nn.cuh"
 
 namespace aicf {
 
@@ -45,10 +45,11 @@ struct GradientHere {
     }
 };
 
-template <int Rows, int N>
+template <int Rows, int N, class Of>
 struct TailShape {
     static constexpr int64_t rows = Rows, n = N;
     static constexpr bool many = false, narrow = false;
+    typedef Of Exps;
 };
 
 /// Lines of K numbers, `Pitch` floats apart here and `Step` there; 16 bits become floats.
@@ -240,7 +241,8 @@ __device__ __forceinline__ void loss_tail(const Grid& grid, const Tail& tail, co
             const auto put = [&](int64_t r) {
                 return GradientHere<Tail>{tail, grads + r * n, row_of(int(r)), r < rows};
             };
-            cross_entropy_with_grad<float, HolderOf<float, n, Lanes, 1>, 0, TailShape<Rows, n>>(
+            cross_entropy_with_grad<float, HolderOf<float, n, Lanes, 1>, 0,
+                                    TailShape<Rows, n, typename Tail::Exps>>(
                 Grid{0, 1, 32}, make, [&](int64_t r) { return labels[r]; },
                 [&](int64_t r, float v) {
                     if (r < rows) tail.loss(r0 + r, v);
