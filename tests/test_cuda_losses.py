@@ -535,7 +535,7 @@ def test_blocks_add_leaves_of_losses(n, leaves, lanes, dtype):
         assert f"HolderOf<float, {n}, {lanes}, 1, false, 8>, 256, " in call
         assert bound == "256, 4" and f"add_leaves<float, {leaves}>" in program
         spilled = re.search(r" (\d+) bytes spill stores", _core.cuda_log(program, "sm_90a"))[1]
-        assert int(spilled) <= (0 if lanes == 1 else 16)
+        assert int(spilled) <= (0 if lanes == 1 else 20)
 
 
 @pytest.mark.gpu
