@@ -286,6 +286,7 @@ def to_bounds(rows, most=66048.0):
     """Moves six rows to where forms of their exponentials change: small elements, large ones."""
     for row, bound in zip(rows, (43.0, 43.25), strict=False):
         row += bound - row.max()
+        row[row.argmin()] = -bound  # 86 below the largest is something yet, 86.5 is not
     for row, bound in zip(rows[2:], (-43.0, -43.25), strict=False):
         row += bound - row.min()
     rows[4] += most - 1024

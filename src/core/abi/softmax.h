@@ -16,6 +16,8 @@ struct RowExps {
     AICF_HD T near(T x) const { return exp(x - most); }
     // Whether the row's exponentials have that form.
     AICF_HD static bool has_near(T) { return true; }
+    // The sum of exponentials as it came; of those of NaN and infinities it is NaN.
+    AICF_HD static T total(T, T sum) { return sum; }
     // log of the sum of e^(x - most), of which `sum` is that of the row's exponentials.
     AICF_HD static T log_sum(T, T sum) { return log(sum); }
     AICF_HD static T loss(T x, T most, T sum) { return log(sum) - (x - most); }
@@ -42,6 +44,11 @@ AICF_HD float log_shifted(float x, float n) {
     return x == x ? y : x;
 }
 
+// The sum of a row's exponentials, or NaN where `most` is not finite, as where an element is NaN.
+template <class T>
+AICF_HD T row_sum(T most, T sum) {
+    return most - most == T(0) ? sum : static_cast<T>(from_bits(0x7fc00000u));
+}
 // Exponentials of rows of 16-bit elements: 2^(x log2(e) - M), where M is the whole number next to
 // most log2(e): e^(x - most) times a factor from 0.7 to 1.42 that all of the row share. It is gone
 // from quotients of exponentials and sums of them, and another M gives the same bits times a power
@@ -71,6 +78,7 @@ struct RowExps16 {
     }
     AICF_HD float near(float x) const { return exp_by_shift(x, shift); }
     AICF_HD static bool has_near(float most) { return abs(most) <= kLarge; }
+    AICF_HD static float total(float most, float sum) { return row_sum(most, sum); }
     // A sum of exponentials with M = 0, with that of `most`.
     AICF_HD static float scaled_sum(float most, float sum) {
         return from_bits(bits(sum) + ((bits(shift_of(most)) - bits(kMagic)) << 23));
@@ -115,11 +123,6 @@ AICF_HD T cross_entropy_grad_of_label(const Exps& exps, T x, T sum, T share) {
     return (exps(x) - sum) * share;
 }
 
-// The sum of a row's exponentials, or NaN where `most` is not finite, as where an element is NaN.
-template <class T>
-AICF_HD T row_sum(T most, T sum) {
-    return most - most == T(0) ? sum : static_cast<T>(from_bits(0x7fc00000u));
-}
 // A masked row of -inf alone gets terms of 0, and these a sum that they can be divided by.
 template <class T>
 AICF_HD T masked_most(T most) {

@@ -54,7 +54,7 @@ A row_exp_sum(const Walk& w, const E* x, int64_t n, A most, bool masked, A* keep
             for (int64_t i = 0; i < m; i++) e[i] = exps(v[i]);
         tree.push(leaf<reducers::Sum>(e, m));
     }
-    return scalar::row_sum(most, tree.result());
+    return exps.total(most, tree.result());
 }
 
 /// t[i] = div(t[i], sum[i % R]) of t in [0, 1.5]: the correctly rounded quotient by its residuals
@@ -206,7 +206,7 @@ AICF_INLINE void bundle_exp_sum(A* t, int64_t n, const A* most, A* sum, bool mas
         for (int i = 0; i < R; i++) t[l * R + i] = exps[i](t[l * R + i]);
     memcpy(halves, t, size_t(n) * R * sizeof(A));
     bundle_leaf<reducers::Sum>(halves, n, sum);
-    for (int i = 0; i < R; i++) sum[i] = scalar::row_sum(most[i], sum[i]);
+    for (int i = 0; i < R; i++) sum[i] = Exps<A, E>::total(most[i], sum[i]);
 }
 
 template <class A, class E, bool Log>
