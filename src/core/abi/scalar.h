@@ -151,7 +151,7 @@ AICF_HD float rsqrt(float x) {
 
 // Constants that meet a second one in an instruction: a GPU's loop holds them in registers.
 struct Constants {
-    float log2e = 1.44269502f, exp_last = 0.00138634886f, exp2_last = 0.00132695353f;
+    float log2e = 1.44269502f, exp_last = 0.00138634886f;
     float half = 0.5f, twice_log2e = 2.0f * 1.44269502f, tanh_last = 0.0445771515f;
     float inverse_pi = 0.318309886f, sin_last = -2.55032848e-08f;
 };

@@ -29,10 +29,10 @@ AICF_HD float RowExps<float>::near(float x) const {
 
 // 2^(x log2(e) - M), a normal number, for shift = 0x1.8p23 - M; to 2 ULP but for log2(e), which is
 // off by 2e-8: by a factor that elements of about the same size share.
-AICF_HD float exp_by_shift(float x, float shift, const Constants& c = {}) {
-    const float big = fma(x, c.log2e, shift), f = fma(x, c.log2e, shift - big);
-    const float p =
-        horner(f, 1.0f, 0.693147004f, 0.240222469f, 0.0555071086f, 0.00967129227f, c.exp2_last);
+AICF_HD float exp_by_shift(float x, float shift) {
+    const float big = fma(x, 1.44269502f, shift), f = fma(x, 1.44269502f, shift - big);
+    const float p = horner(f, 1.0f, 0.693147004f, 0.240222469f, 0.0555071086f, 0.00967129227f,
+                           0.00132695353f);
     return from_bits(bits(p) + (bits(big) << 23));
 }
 // log(x 2^n) of a normal x; NaN of NaN.
