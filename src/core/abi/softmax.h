@@ -31,8 +31,8 @@ AICF_HD float RowExps<float>::near(float x) const {
 // off by 2e-8: by a factor that elements of about the same size share.
 AICF_HD float exp_by_shift(float x, float shift) {
     const float big = fma(x, 1.44269502f, shift), f = fma(x, 1.44269502f, shift - big);
-    const float p = horner(f, 1.0f, 0.693147004f, 0.240222469f, 0.0555071086f, 0.00967129227f,
-                           0.00132695353f);
+    const float p =
+        horner(f, 1.0f, 0.693147004f, 0.240222469f, 0.0555071086f, 0.00967129227f, 0.00132695353f);
     return from_bits(bits(p) + (bits(big) << 23));
 }
 // log(x 2^n) of a normal x; NaN of NaN.
