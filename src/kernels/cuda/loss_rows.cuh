@@ -240,9 +240,8 @@ struct OwnPieces {
     }
 };
 
-/// What the exponentials of each leaf come to of a row of N elements in memory, a leaf of each of a
-/// block's warps at a time.
-/// `together`: fours of elements may move so.
+/// The sum of each leaf's exponentials, of a row of N elements in memory: a warp takes a leaf at a
+/// time. `together`: four neighbours may move at once.
 template <class A, int N, int Warps, class E>
 __device__ __noinline__ void sums_again(const E* row, bool together, A most, A* sums) {
     const auto exps = scalar::RowExps16::of(most);
