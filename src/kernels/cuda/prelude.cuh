@@ -272,6 +272,7 @@ __device__ __forceinline__ uint32_t held(uint32_t x) {
 }
 __device__ __forceinline__ float held(float x) { return scalar::from_bits(held(scalar::bits(x))); }
 __device__ __forceinline__ scalar::Constants held(const scalar::Constants& c) {
+    static_assert(sizeof(c) == 7 * sizeof(float));  // each by its place
     return {held(c.log2e),     held(c.exp_last),   held(c.half),    held(c.twice_log2e),
             held(c.tanh_last), held(c.inverse_pi), held(c.sin_last)};
 }
