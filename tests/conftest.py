@@ -1,8 +1,10 @@
 """Devices, seeds and the three ways to run a graph."""
 
 import os
+import tempfile
 import time
 import zlib
+from pathlib import Path
 
 import aicf
 import emulate
@@ -91,11 +93,29 @@ def device(request):
 
 
 @pytest.fixture(scope="session")
-def emulated(tmp_path_factory):
+def built_once(tmp_path_factory):
+    """built_once(name, build) is the folder that build(folder) filled, once for all workers."""
+
+    def folder_of(name, build):
+        import fcntl  # which not all systems have that test
+
+        own = tmp_path_factory.getbasetemp()
+        folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / name
+        with open(folder.with_suffix(".lock"), "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not folder.exists():
+                with tempfile.TemporaryDirectory(dir=folder.parent) as unfinished:
+                    build(Path(unfinished) / name)
+                    os.rename(Path(unfinished) / name, folder)
+        return folder
+
+    return folder_of
+
+
+@pytest.fixture(scope="session")
+def emulated(built_once):
     """A folder of what stands for a GPU's driver and compiler (emulate.py)."""
-    folder = tmp_path_factory.mktemp("emulated")
-    emulate.build(folder)
-    return folder
+    return built_once("emulated", emulate.build)
 
 
 @pytest.fixture

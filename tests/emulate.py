@@ -49,6 +49,7 @@ def missing():
 
 def build_library(path, *sources):
     """A library of the tests', under the name of one that CUDA has."""
+    os.makedirs(Path(path).parent, exist_ok=True)
     command = [
         "g++",
         "-std=c++20",

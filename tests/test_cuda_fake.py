@@ -3,6 +3,7 @@ can fail any call."""
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,7 @@ from aicf import _core
 from conftest import FRESH
 
 HERE = Path(__file__).parent
+WHEEL = Path("wheels", "nvidia", "cu13", "lib")
 ILLEGAL_ADDRESS = 700
 
 SCRIPT = """
@@ -61,8 +63,19 @@ for attempt in range(2):
 """
 
 
+def build_driver(folder):
+    emulate.build_driver(folder)
+    emulate.build_library(folder / WHEEL / "libcupti.so.13", "fake_cuda/fake_cupti.cpp")
+    # NVRTC looks into the driver while it compiles: all is compiled before the fake one is there.
+    subprocess.run(
+        [sys.executable, "-m", "aicf", "cache", "warm", "--arch", "sm_90a"],
+        env={**os.environ, "AICF_CACHE_DIR": str(folder / "cache")},
+        check=True,
+    )
+
+
 @pytest.fixture(scope="module")
-def driver(tmp_path_factory):
+def driver(built_once, tmp_path_factory):
     """A folder with the fake driver as libcuda.so.1, a fake CUPTI where a wheel would have it, and
     a kernel cache to share."""
     if not hasattr(_core, "cuda_info"):
@@ -72,17 +85,7 @@ def driver(tmp_path_factory):
     if emulate.missing():
         pytest.skip(emulate.missing())
     folder = tmp_path_factory.mktemp("fake_cuda")
-    wheel = folder / "wheels" / "nvidia" / "cu13" / "lib"
-    wheel.mkdir(parents=True)
-    emulate.build_driver(folder)
-    emulate.build_library(wheel / "libcupti.so.13", "fake_cuda/fake_cupti.cpp")
-    # NVRTC looks into the driver while it compiles: all is compiled before the fake one is there.
-    subprocess.run(
-        [sys.executable, "-m", "aicf", "cache", "warm", "--arch", "sm_90a"],
-        env={**os.environ, "AICF_CACHE_DIR": str(folder / "cache")},
-        check=True,
-    )
-    return folder
+    return shutil.copytree(built_once("fake_cuda", build_driver), folder, dirs_exist_ok=True)
 
 
 def run(driver, script=SCRIPT, **environment):

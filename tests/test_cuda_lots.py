@@ -417,13 +417,12 @@ def test_in_place():
 @pytest.mark.timeout(1200)
 @pytest.mark.skipif(bool(emulate.missing()), reason=emulate.missing())
 @pytest.mark.parametrize("major", [8, 9])
-def test_emulated(tmp_path, major):
-    emulate.build(tmp_path)
+def test_emulated(emulated, major):
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider",
          "-p", "no:xdist", "-p", "no:benchmark", __file__],
         cwd=Path(__file__).parent.parent, text=True, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        env=emulate.environment(tmp_path, major=major, processors=1, order=major),
+        env=emulate.environment(emulated, major=major, processors=1, order=major),
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-20000:]

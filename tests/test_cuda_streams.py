@@ -13,15 +13,13 @@ HERE = Path(__file__).parent
 
 
 @pytest.fixture(scope="module")
-def driver(tmp_path_factory):
-    """A folder with the fake driver as libcuda.so.1, and a kernel cache."""
+def driver(built_once):
+    """A folder with the fake driver as libcuda.so.1."""
     if not hasattr(_core, "cuda_info"):
         pytest.skip("this build has no CUDA backend")
     if emulate.missing():
         pytest.skip(emulate.missing())
-    folder = tmp_path_factory.mktemp("streams")
-    emulate.build_driver(folder)
-    return folder
+    return built_once("fake_driver", emulate.build_driver)
 
 
 def run(script, folder, driver=None):

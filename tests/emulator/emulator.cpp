@@ -454,19 +454,50 @@ void settled() {
     unsettled.show();
 }
 
-float mma(int kind, float sum, const u32* a, const u32* b) {
+/// Opens an element as aicf's mma_term does, without a branch: a line's are opened together.
+template <int Exponent, int Fraction>
+aicf::scalar::MmaTerm opened(u32 x) {
     using namespace aicf::scalar;
-    MmaTerm x[16], y[16];
-    if (kind == 2) {
-        for (int i = 0; i < 8; i++) x[i] = mma_tf32(a[i]), y[i] = mma_tf32(b[i]);
-        return mma_step<8>(sum, x, y);
+    constexpr int top = (1 << Exponent) - 1, bias = top / 2;
+    const int biased = static_cast<int>(x >> Fraction) & top, normal = biased != 0,
+              fraction = static_cast<int>(x) & ((1 << Fraction) - 1),
+              sign = 1 - 2 * static_cast<int>(x >> (Exponent + Fraction) & 1),
+              whole = (fraction | normal << Fraction) << (10 - Fraction);
+    const bool special = biased == top;
+    return {sign * (special ? fraction == 0 : whole), special      ? kMmaSpecial
+                                                      : whole == 0 ? kMmaNever
+                                                                   : biased + 1 - normal - bias};
+}
+/// A line of an operand. Products that follow each other mostly have the same.
+template <int Count, int Exponent, int Fraction>
+struct Line {
+    typedef std::conditional_t<Count == 8, u32, uint16_t> Word;
+    Word words[Count] = {};
+    aicf::scalar::MmaTerm terms[Count];
+
+    Line() { open(); }
+    void open() {
+        for (int i = 0; i < Count; i++)
+            terms[i] = opened<Exponent, Fraction>(Count == 8 ? words[i] >> 13 : words[i]);
     }
-    const auto term = [kind](u32 word, int i) {
-        const auto bits = static_cast<uint16_t>(word >> 16 * (i % 2));
-        return kind ? mma_bfloat(bits) : mma_half(bits);
-    };
-    for (int i = 0; i < 16; i++) x[i] = term(a[i / 2], i), y[i] = term(b[i / 2], i);
-    return mma_step<16>(sum, x, y);
+    const aicf::scalar::MmaTerm* of(const u32* line) {
+        if (std::memcmp(words, line, sizeof words)) {
+            std::memcpy(words, line, sizeof words);
+            open();
+        }
+        return terms;
+    }
+};
+template <int Count, int Exponent, int Fraction>
+float mma_of(float sum, const u32* a, const u32* b) {
+    static Line<Count, Exponent, Fraction> rows[2], column;  // a thread's rows take turns
+    static u32 turn = 0;
+    return aicf::scalar::mma_step<Count>(sum, rows[turn++ % 2].of(a), column.of(b));
+}
+float mma(int kind, float sum, const u32* a, const u32* b) {
+    return kind == 2   ? mma_of<8, 8, 10>(sum, a, b)
+           : kind == 1 ? mma_of<16, 8, 7>(sum, a, b)
+                       : mma_of<16, 5, 10>(sum, a, b);
 }
 
 // ---- launches -----------------------------------------------------------------------------------
