@@ -27,18 +27,22 @@ def logits_of(n, count, dtype="float32"):
     return z.astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
 
 
-def weighted(n, count, dtype="bfloat16", by="dy", cut=0):
+def weighted(n, count, dtype="bfloat16", by="dy", cut=0, filled=True):
     """A loss whose gradient is multiplied: by a number that is given, a constant, one that is made
     of another tensor; or goes on, with numbers of rows and of classes and a tensor, in between; or
-    whose logits are made of others; or labels that do not count. `cut`: of where rows begin."""
+    whose logits are made of others; or labels that do not count. `cut`: of where rows begin.
+    `filled`: with numbers."""
     g = aicf.Graph(f"weighted {by}")
     rng = np.random.default_rng(count)
 
     def state(name, shape):
+        if not filled:
+            return g.state(name, shape, dtype)
         held = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
         return g.state(name, shape, dtype, init=rng.standard_normal(shape).astype(held))
 
-    x = g.state("x", (count, n + cut), dtype, init=logits_of(n + cut, count, dtype))[:, cut:]
+    logits = logits_of(n + cut, count, dtype) if filled else None
+    x = g.state("x", (count, n + cut), dtype, init=logits)[:, cut:]
     labels = rng.integers(-1, n + 1, count)
     labels[0] = n - 1
     z = aicf.relu(x * 0.5) if by == "made" else x
@@ -114,7 +118,7 @@ def test_logits_that_are_made_of_others_are_read_once(n, dtype):
         "made": ["mul", "relu", "cross_entropy", "cross_entropy_grad", "mul", "relu_bwd", "mul"],
         "ignored": ["where", "cross_entropy", "cross_entropy_grad", "mul", "where"],
     }.items():
-        found = launches(weighted(n, 300, dtype, by))
+        found = launches(weighted(n, 300, dtype, by, filled=False))
         assert has(found, steps), found
 
 
@@ -151,7 +155,7 @@ def test_kernels_of_weighted_losses_compile_and_on_hopper_spill_little(n, arch):
         programs = [
             one
             for one in _core.cuda_programs(
-                weighted(n, 4096, by=by)._core, WITHOUT_BLOCK, 132, arch=arch
+                weighted(n, 4096, by=by, filled=False)._core, WITHOUT_BLOCK, 132, arch=arch
             )
             if "cross_entropy" in one
         ]
@@ -211,7 +215,7 @@ def test_rows_of_16_bits_are_read_ahead():
             (program,) = (
                 one
                 for one in _core.cuda_programs(
-                    weighted(n, rows)._core, WITHOUT_BLOCK, 132, arch="sm_90a"
+                    weighted(n, rows, filled=False)._core, WITHOUT_BLOCK, 132, arch="sm_90a"
                 )
                 if "cross_entropy" in one
             )
