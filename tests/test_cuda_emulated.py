@@ -55,7 +55,7 @@ def test_long_kernels(emulated):
 @pytest.mark.parametrize(
     ("name", "chosen", "count"),
     [  # of float16, whose kernels are bfloat16's but for the dtype, some
-        ("attention", "warp_roles and (bfloat16 or 300)", 40),
+        ("attention", "warp_roles and (bfloat16 or 300)", 37),
         ("candidates", "on_a_gpu", 9),
     ],
 )
