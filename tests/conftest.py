@@ -97,7 +97,7 @@ def built_once(tmp_path_factory):
     """built_once(name, build) is the folder that build(folder) filled, once for all workers."""
 
     def folder_of(name, build):
-        import fcntl  # which not all systems have that test
+        import fcntl  # Windows has none
 
         own = tmp_path_factory.getbasetemp()
         folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / name

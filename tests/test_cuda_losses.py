@@ -31,7 +31,7 @@ def weighted(n, count, dtype="bfloat16", by="dy", cut=0, filled=True):
     """A loss whose gradient is multiplied: by a number that is given, a constant, one that is made
     of another tensor; or goes on, with numbers of rows and of classes and a tensor, in between; or
     whose logits are made of others; or labels that do not count. `cut`: of where rows begin.
-    `filled`: with numbers."""
+    Not `filled`: states without numbers, to compile."""
     g = aicf.Graph(f"weighted {by}")
     rng = np.random.default_rng(count)
 

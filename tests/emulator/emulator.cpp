@@ -454,20 +454,6 @@ void settled() {
     unsettled.show();
 }
 
-/// Opens an element as aicf's mma_term does, without a branch: a line's are opened together.
-template <int Exponent, int Fraction>
-aicf::scalar::MmaTerm opened(u32 x) {
-    using namespace aicf::scalar;
-    constexpr int top = (1 << Exponent) - 1, bias = top / 2;
-    const int biased = static_cast<int>(x >> Fraction) & top, normal = biased != 0,
-              fraction = static_cast<int>(x) & ((1 << Fraction) - 1),
-              sign = 1 - 2 * static_cast<int>(x >> (Exponent + Fraction) & 1),
-              whole = (fraction | normal << Fraction) << (10 - Fraction);
-    const bool special = biased == top;
-    return {sign * (special ? fraction == 0 : whole), special      ? kMmaSpecial
-                                                      : whole == 0 ? kMmaNever
-                                                                   : biased + 1 - normal - bias};
-}
 /// A line of an operand. Products that follow each other mostly have the same.
 template <int Count, int Exponent, int Fraction>
 struct Line {
@@ -478,7 +464,8 @@ struct Line {
     Line() { open(); }
     void open() {
         for (int i = 0; i < Count; i++)
-            terms[i] = opened<Exponent, Fraction>(Count == 8 ? words[i] >> 13 : words[i]);
+            terms[i] =
+                aicf::scalar::mma_term<Exponent, Fraction>(Count == 8 ? words[i] >> 13 : words[i]);
     }
     const aicf::scalar::MmaTerm* of(const u32* line) {
         if (std::memcmp(words, line, sizeof words)) {
